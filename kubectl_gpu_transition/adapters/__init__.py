@@ -1,0 +1,1 @@
+"""Everything that touches the world: API server, disk, git remotes, clock, signals and terminal."""
