@@ -1,0 +1,457 @@
+"""The preflight: a request and an observation in, every check in the contract's order out (spec section 3). Pure.
+
+Nothing here stops at the first failure, and nothing that could not be read passes. On a resume whose change is already in force the
+same checks are judged by what can still do harm (spec section 6): everything else becomes a warning, for the wait asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from kubectl_gpu_transition import plan
+from kubectl_gpu_transition.gates import GATES, find_open_gates
+from kubectl_gpu_transition.holders import describe_holder, find_holders
+from kubectl_gpu_transition.marks import find_marks
+from kubectl_gpu_transition.model import (
+    ANNOTATION,
+    Check,
+    CommitFacts,
+    GitopsFacts,
+    Holder,
+    NodeView,
+    Observation,
+    Problem,
+    Request,
+    TipFacts,
+)
+from kubectl_gpu_transition.modes import LABELS, MODES, QUALIFIED, Mode, label_values, supported_modes
+from kubectl_gpu_transition.record import Claim
+from kubectl_gpu_transition.resume import Verdict, judge_abandon, judge_cordon, read_rule_mode
+from kubectl_gpu_transition.rule import Edit, RuleError
+from kubectl_gpu_transition.target import find_missing_labels, find_missing_owners, find_owners
+
+# What can refuse a resume whose change is in force; every other failure is a warning then (spec section 6).
+_REFUSES_WAIT = frozenset({"modes", "creation-gates", "fleet-rule", "fleet-cluster", "node", "cordon", "live-mode", "access"})
+
+
+@dataclass(frozen=True)
+class Look:
+    """An observation with what was concluded from it before the checks: whose annotation, section 6's verdict on the tip (None on a
+    first run), the edit of the rule in HEAD, a commit that is in force without a transaction, and the push probe."""
+
+    request: Request
+    observation: Observation
+    claim: Claim
+    verdict: Verdict | None
+    edit: Edit | RuleError | Problem | None
+    orphan: CommitFacts | None = None
+    push: Problem | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the change is already in force, so that this run only waits."""
+        return self.verdict is not None and self.verdict.entry == "wait"
+
+
+def _fail(name: str, problem: Problem) -> Check:
+    return Check(name, "fail", problem.message, problem.remedy)
+
+
+def evaluate(look: Look) -> tuple[Check, ...]:
+    """Every check but ``access`` (which is a request of its own), in the contract's order."""
+    checks = (
+        _modes(look),
+        _overlay(look),
+        _gates(look),
+        _checkout(look),
+        _remote(look),
+        _identity(look),
+        _rule(look),
+        judge_fleet_cluster(look),
+        _node(look),
+        _live_mode(look),
+        _cordon(look),
+        _holders(look),
+        _other_actors(look),
+    )
+    if not look.waiting:
+        return checks
+    return tuple(replace(check, status="warn") if check.status == "fail" and check.name not in _REFUSES_WAIT else check for check in checks)
+
+
+def evaluate_abandon(look: Look) -> tuple[Check, ...]:
+    """The checks of ``abandon`` (spec section 7). Holders are shown and do not block: nothing was taken from under them."""
+    tip = look.observation.tip
+    transaction = look.claim.transaction
+    if isinstance(tip, Problem):
+        remote = _fail("fleet-remote", tip)
+        rule = Check("fleet-rule", "skip", "the tip could not be read")
+    else:
+        remote = (
+            Check("fleet-remote", "pass", f"the tip is {tip.tip[:12]}")
+            if tip.tip
+            else Check("fleet-remote", "fail", "the branch does not exist on the remote", "find out who removed it")
+        )
+        mode = read_rule_mode(tip.rule, look.request.node)
+        if transaction is None:
+            rule = Check("fleet-rule", "skip", "there is no transaction to compare it with")
+        elif isinstance(mode, Problem):
+            rule = _fail("fleet-rule", mode)
+        elif mode is transaction.source:
+            rule = Check("fleet-rule", "pass", f"the tip's rule asks for {mode.value}")
+        else:
+            rule = Check(
+                "fleet-rule",
+                "fail",
+                f"the tip's rule asks for {mode.value}, not {transaction.source.value}: the change is in force",
+                "resume the transaction, or revert its commit, push that as any change, and abandon then",
+            )
+    node = look.observation.node
+    cordon = judge_abandon(look.request, node, look.claim) if isinstance(node, NodeView) else replace(_node(look), name="cordon")
+    holders = _holders(look)
+    holders = replace(holders, status="warn") if holders.status == "fail" and not _unread(look.observation) else holders
+    return remote, rule, judge_fleet_cluster(look), cordon, holders
+
+
+def node_checks(look: Look) -> tuple[Check, ...]:
+    """The checks that depend on the node alone, for a node that was read again after a conflict."""
+    return _node(look), _live_mode(look), _cordon(look), _other_actors(look)
+
+
+def is_at_target(request: Request, observation: Observation, fleet_cluster: Check) -> bool:
+    """Whether the node was already there and nothing is left to do (spec section 3, "already at the target")."""
+    node, tip, target = observation.node, observation.tip, request.target
+    if not isinstance(node, NodeView) or isinstance(tip, Problem) or isinstance(observation.pods, Problem) or target is None:
+        return False
+    return (
+        target in supported_modes()
+        and request.source is not target
+        and read_rule_mode(tip.rule, request.node) is target
+        and not find_missing_labels(node, target)
+        and not node.unschedulable
+        and not node.deleting
+        and ANNOTATION not in node.annotations
+        and not find_missing_owners(find_owners(observation.pods, request.node), target)
+        and fleet_cluster.status != "fail"
+    )
+
+
+def moot_checks(look: Look) -> tuple[Check, ...]:
+    """The checks of a node that is already at the target: all but the ones that said so are moot."""
+    kept = {"modes", "fleet-cluster"}
+    return tuple(
+        check if check.name in kept else Check(check.name, "skip", "moot: the node is already at the target") for check in evaluate(look)
+    )
+
+
+def _modes(look: Look) -> Check:
+    source, target = look.request.source, look.request.target
+    if source is None or target is None or source is target:
+        return Check("modes", "fail", "the modes are not two different known ones", f"known modes: {', '.join(m.value for m in Mode)}")
+    for mode in (source, target):
+        reason = MODES[mode].refused
+        if reason is not None:
+            return Check(
+                "modes",
+                "fail",
+                f"{mode.value} is not supported: {reason}",
+                f"supported modes: {', '.join(m.value for m in supported_modes())}",
+            )
+    if {source, target} != QUALIFIED:
+        return Check("modes", "warn", f"{source.value} to {target.value} works by the same rules but is not qualified on hardware")
+    return Check("modes", "pass", f"{source.value} to {target.value}")
+
+
+def _overlay(look: Look) -> Check:
+    checkout, cluster = look.observation.checkout, look.request.cluster
+    path = plan.env_path(cluster)
+    if checkout.head is None:
+        return Check("cluster-overlay", "skip", "there is no checkout to look into")
+    if isinstance(checkout.env, Problem):
+        return _fail("cluster-overlay", checkout.env)
+    if checkout.env is None:
+        known = ", ".join(checkout.clusters) or "none"
+        return Check(
+            "cluster-overlay",
+            "fail",
+            f"{path} does not exist in HEAD of the fleet checkout; known clusters: {known}",
+            "name one of the known clusters",
+        )
+    return Check("cluster-overlay", "pass", path)
+
+
+def judge_gates(request: Request, env: bytes | Problem | None, where: str) -> Check:
+    """The check ``creation-gates`` on one state of the cluster's configuration; ``where`` names it (HEAD, the tip)."""
+    path = plan.env_path(request.cluster)
+    if isinstance(env, Problem):
+        return _fail("creation-gates", env)
+    if env is None:
+        return Check("creation-gates", "skip", f"{path} does not exist at {where}")
+    try:
+        complaints = find_open_gates(env)
+    except UnicodeDecodeError as error:
+        return Check("creation-gates", "fail", f"{path} at {where} is not UTF-8 (byte {error.start})", "mend the file")
+    if complaints:
+        settings = " ".join(f"{gate}=false" for gate in GATES)
+        return Check(
+            "creation-gates",
+            "fail",
+            f"{path} at {where}: {'; '.join(complaints)}",
+            f"kube-dc bootstrap config set {request.cluster} {settings} --yes",
+        )
+    return Check("creation-gates", "pass", f"both creation gates are false at {where}")
+
+
+def _gates(look: Look) -> Check:
+    tip = look.observation.tip
+    if look.waiting and isinstance(tip, TipFacts):
+        check = judge_gates(look.request, tip.env, "the tip")
+        # With the change in force an overlay that is gone can not be told closed, so it can not be skipped either.
+        return replace(check, status="fail") if check.status == "skip" else check
+    if look.observation.checkout.head is None:
+        return Check("creation-gates", "skip", "there is no checkout to look into")
+    return judge_gates(look.request, look.observation.checkout.env, "HEAD")
+
+
+def _checkout(look: Look) -> Check:
+    checkout = look.observation.checkout
+    problem = checkout.state or checkout.locked
+    if problem is not None:
+        return _fail("fleet-checkout", problem)
+    return Check("fleet-checkout", "pass", f"{checkout.path}: clean, on {checkout.branch} at {(checkout.head or '')[:12]}")
+
+
+_RELATIONS = {
+    "behind": ("is behind the remote: it lacks what the tip {tip} has", "git -C {repo} pull --ff-only"),
+    "ahead": ("is ahead of the remote's tip {tip}: it has commits that were never pushed", "push them as any change: git -C {repo} push"),
+    "diverged": ("and the remote's tip {tip} have diverged", "git -C {repo} pull --rebase"),
+    "unknown": ("is not the remote's tip {tip}, and the objects here do not tell more", "git -C {repo} fetch, and compare"),
+}
+
+
+def _remote(look: Look) -> Check:
+    checkout, tip = look.observation.checkout, look.observation.tip
+    if isinstance(checkout.route, Problem):
+        return _fail("fleet-remote", checkout.route)
+    if isinstance(tip, Problem):
+        return _fail("fleet-remote", tip)
+    route = checkout.route
+    where = f"{route.branch} of {route.remote} ({route.push_url})"
+    if tip.tip is None:
+        return Check("fleet-remote", "fail", f"{where} does not exist", f"git -C {look.request.repo} push -u {route.remote} {route.branch}")
+    if tip.tip != checkout.head:
+        message, remedy = _RELATIONS.get(tip.relation, _RELATIONS["unknown"])
+        return Check(
+            "fleet-remote",
+            "fail",
+            f"HEAD {(checkout.head or '')[:12]} {message.format(tip=tip.tip[:12])}, {where}",
+            remedy.format(repo=look.request.repo),
+        )
+    if isinstance(tip.fetch_tip, Problem):
+        return _fail("fleet-remote", tip.fetch_tip)
+    if route.fetch_differs and tip.fetch_tip != checkout.head:
+        return Check(
+            "fleet-remote",
+            "fail",
+            f"the fetch side {route.fetch_url} has {(tip.fetch_tip or 'no such branch')[:14]}, not HEAD {(checkout.head or '')[:12]}",
+            "bring both sides of the remote to the same commit",
+        )
+    if isinstance(tip.history, Problem) and not look.waiting:
+        return _fail("fleet-remote", tip.history)
+    if look.push is not None:
+        return Check("fleet-remote", "fail" if look.request.command == "apply" else "warn", look.push.message, look.push.remedy)
+    return Check("fleet-remote", "pass", f"{where} is at HEAD")
+
+
+def _identity(look: Look) -> Check:
+    identity = look.observation.checkout.identity
+    if isinstance(identity, Problem):
+        return _fail("fleet-identity", identity)
+    same = identity.author == identity.committer
+    return Check("fleet-identity", "pass", identity.author if same else f"author {identity.author}, committer {identity.committer}")
+
+
+def _rule(look: Look) -> Check:
+    path, source, target = plan.rule_path(look.request.cluster), look.request.source, look.request.target
+    if look.verdict is not None and look.verdict.entry != "push":
+        if look.verdict.entry == "wait":
+            return Check("fleet-rule", "pass", look.verdict.message)
+        if look.verdict.entry == "unread":
+            return Check("fleet-rule", "skip", look.verdict.message)
+        return Check("fleet-rule", "fail", look.verdict.message, look.verdict.remedy)
+    edit = look.edit
+    if look.observation.checkout.head is None:
+        return Check("fleet-rule", "skip", "there is no checkout to look into")
+    if edit is None:
+        if look.observation.checkout.env is None:
+            return Check("fleet-rule", "skip", "the cluster is not in the fleet")
+        return Check("fleet-rule", "fail", f"{path} does not exist in HEAD", "generate it with kube-dc bootstrap, as any reviewed change")
+    if isinstance(edit, Problem):
+        return _fail("fleet-rule", edit)
+    if isinstance(edit, RuleError):
+        actual = read_rule_mode(look.observation.checkout.rule, look.request.node)
+        if actual is target and target is not None:
+            return Check(
+                "fleet-rule",
+                "fail",
+                f"the fleet's rule already asks for {target.value}, and the node is not there",
+                "see the check cordon, or wait for Flux and NFD to bring the node to the rule's mode",
+            )
+        hint = (
+            f"run it with --from {actual.value} if that is the direction you want"
+            if isinstance(actual, Mode) and actual is not source
+            else "mend the file, as any reviewed change"
+        )
+        return Check("fleet-rule", "fail", f"{path}: {edit}", hint)
+    return Check("fleet-rule", "pass", f"line {edit.block.line}: {edit.block.name}")
+
+
+def _normal_url(url: str) -> str:
+    """A URL reduced to host and path, so that the forms of one repository compare equal."""
+    text = re.sub(r"^[a-z+]+://", "", url.strip())
+    text = re.sub(r"^[^@/]*@", "", text)
+    scp = re.match(r"^([^/:]+):(?!\d+/)(.*)$", text)
+    if scp:
+        text = f"{scp.group(1)}/{scp.group(2)}"
+    text = re.sub(r"^([^/:]+):\d+/", r"\1/", text)
+    return re.sub(r"(\.git)?/*$", "", re.sub("/+", "/", text)).lower()
+
+
+def judge_fleet_cluster(look: Look) -> Check:
+    """The check ``fleet-cluster``: that the cluster behind the kubeconfig is CLUSTER and follows what this checkout pushes."""
+    gitops, request, route = look.observation.gitops, look.request, look.observation.checkout.route
+    absent = "warn" if request.ignore_missing_gitops else "fail"
+    if isinstance(gitops, Problem):
+        return _fail("fleet-cluster", gitops)
+    assert isinstance(gitops, GitopsFacts)
+    accept = "if this cluster has no Flux: --ignore-missing-gitops"
+    if gitops.path is None:
+        return Check(
+            "fleet-cluster",
+            absent,
+            "the Kustomization flux-system/gpu-node-mode does not exist in this cluster: "
+            "nothing tells that it is the one named, and nothing would bring the change",
+            f"check --kubeconfig and --context; {accept}",
+        )
+    wanted = f"clusters/{request.cluster}/gpu-node-modes"
+    path = gitops.path.removeprefix("./").rstrip("/")
+    if path != wanted:
+        return Check(
+            "fleet-cluster",
+            "fail",
+            f"the cluster behind the kubeconfig follows {path}, not {wanted}: it is another cluster",
+            "check CLUSTER, --kubeconfig and --context",
+        )
+    if gitops.branch is None:
+        return Check("fleet-cluster", absent, f"the Kustomization's source {gitops.source} does not exist", accept)
+    if isinstance(route, Problem):
+        return Check("fleet-cluster", "skip", "where this checkout pushes is not known")
+    if gitops.branch != route.branch:
+        return Check(
+            "fleet-cluster",
+            "fail",
+            f"Flux follows {gitops.branch}, this checkout pushes {route.branch}: the change would not arrive",
+            f"check out the branch that Flux follows: git -C {request.repo} switch {gitops.branch}",
+        )
+    if _normal_url(gitops.url or "") not in (_normal_url(route.push_url), _normal_url(route.fetch_url)):
+        return Check(
+            "fleet-cluster", "warn", f"Flux reads {gitops.url}, this checkout pushes {route.push_url}: not known to be the same repository"
+        )
+    return Check("fleet-cluster", "pass", f"Flux follows {path}, branch {gitops.branch}")
+
+
+def _node(look: Look) -> Check:
+    node, name = look.observation.node, look.request.node
+    if isinstance(node, Problem):
+        return _fail("node", node)
+    if node is None:
+        return Check(
+            "node", "fail", f"node {name} does not exist in this cluster", f"kubectl --kubeconfig {look.request.kubeconfig} get nodes"
+        )
+    if node.ready != "True":
+        # A lost node can not be proven free of holders; while the change is in force the wait asks for Ready itself.
+        return Check(
+            "node",
+            "warn" if look.waiting else "fail",
+            f"node {name} is not Ready (Ready is {node.ready}): it can not be proven free of holders",
+            "bring the node back, or find out why it is away",
+        )
+    return Check("node", "pass", f"{name} is Ready")
+
+
+def find_label_drift(node: NodeView, source: Mode, target: Mode) -> list[str]:
+    """Labels that are neither of the source's nor the target's values nor absent for the moment."""
+    wanted = {key: {label_values(source)[key], label_values(target)[key]} for key in LABELS}
+    return [f"{key} is {node.labels[key]!r}" for key in LABELS if key in node.labels and node.labels[key] not in wanted[key]]
+
+
+def _live_mode(look: Look) -> Check:
+    node, source, target = look.observation.node, look.request.source, look.request.target
+    if not isinstance(node, NodeView) or source is None or target is None:
+        return Check("live-mode", "skip", "the node was not read")
+    if look.waiting:
+        drift = find_label_drift(node, source, target)
+        if drift:
+            return Check(
+                "live-mode",
+                "fail",
+                f"drift: {'; '.join(drift)}, of neither {source.value} nor {target.value}",
+                "find out who wrote the labels (kubectl get node --show-managed-fields)",
+            )
+        missing = find_missing_labels(node, target)
+        return Check(
+            "live-mode", "warn" if missing else "pass", f"waiting for {target.value}: {'; '.join(missing)}" if missing else target.value
+        )
+    missing = find_missing_labels(node, source)
+    if missing:
+        return Check(
+            "live-mode",
+            "fail",
+            f"the node does not run in {source.value}: {'; '.join(missing)}",
+            "the fleet's rule and the live labels must agree first: see flux get kustomizations and NFD",
+        )
+    return Check("live-mode", "pass", source.value)
+
+
+def _cordon(look: Look) -> Check:
+    node = look.observation.node
+    if not isinstance(node, NodeView):
+        return Check("cordon", "skip", "the node was not read")
+    return judge_cordon(look.request, node, look.claim, look.orphan)
+
+
+def _unread(observation: Observation) -> Problem | None:
+    return next((fact for fact in (observation.pods, observation.gpu_names) if isinstance(fact, Problem)), None)
+
+
+def holders_of(request: Request, observation: Observation) -> tuple[Holder, ...] | Problem:
+    """The holders that an observation shows, or what could not be read."""
+    problem = _unread(observation)
+    if problem is not None or isinstance(observation.pods, Problem) or isinstance(observation.gpu_names, Problem):
+        return problem or Problem("holders were not read")
+    return find_holders(observation.pods, request.node, observation.gpu_names | frozenset(request.gpu_resources))
+
+
+def _holders(look: Look) -> Check:
+    if look.observation.node is None:
+        return Check("holders", "skip", "there is no such node")
+    holders = holders_of(look.request, look.observation)
+    if isinstance(holders, Problem):
+        return _fail("holders", Problem(f"holders can not be told: {holders.message}", holders.remedy))
+    if holders:
+        shown = "; ".join(describe_holder(holder) for holder in holders)
+        return Check(
+            "holders", "fail", f"{len(holders)} on the node: {shown}", "; ".join(dict.fromkeys(holder.advice for holder in holders))
+        )
+    return Check("holders", "pass", "nobody holds a GPU on the node")
+
+
+def _other_actors(look: Look) -> Check:
+    node = look.observation.node
+    if not isinstance(node, NodeView):
+        return Check("other-actors", "skip", "the node was not read")
+    marks = find_marks(node)
+    if marks:
+        return Check("other-actors", "fail", f"another operation is at work: {'; '.join(marks)}", "let it end, or end it with its own tool")
+    return Check("other-actors", "pass", "no mark of another operation")

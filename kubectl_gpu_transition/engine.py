@@ -1,0 +1,411 @@
+"""The fixed order of a transition, and the only failure boundary.
+
+What holds here, and has a test by name:
+
+1. Guarded write. Each patch of the node tests what the decision relied on. A lost guard means: look and decide again, a limited
+   number of times; never a blind retry.
+2. No reply is not no effect. The node counts as in our hands before the request leaves; only a definite refusal takes that back.
+3. Evidence beats the record. Where a run stands is decided from the tip of the remote branch; the annotation only proves that the
+   cordon is ours. A resume is this same code, entered at another step.
+4. One uncordon call site, in ``waiting``, taking the observation that verified.
+5. Unknown is not no. A fact that could not be read fails its check, or is missing from the wait.
+6. Nothing expires. The lock dies with its process; the cordon does not. An announcement is taken back only by the run that made it.
+7. A preview is an apply stopped before its first write: the same observation, checks and plan.
+
+A failure never uncordons. Everything that goes wrong ends in ``Engine.run``, which asks one question: was the node in our hands?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kubectl_gpu_transition import plan, resume
+from kubectl_gpu_transition.checks import Look, evaluate, evaluate_abandon, is_at_target, judge_fleet_cluster, moot_checks, node_checks
+from kubectl_gpu_transition.failures import (
+    EndedElsewhere,
+    Failure,
+    Forbidden,
+    Interrupted,
+    InterruptedNow,
+    LostGuard,
+    NodeGone,
+    Refused,
+    RefusedByServer,
+    Usage,
+    exit_code,
+    outcome_word,
+)
+from kubectl_gpu_transition.model import (
+    ANNOTATION,
+    Check,
+    CommitFacts,
+    NodeView,
+    Observation,
+    Outcome,
+    Plan,
+    Problem,
+    Request,
+    Step,
+    TipFacts,
+    Transaction,
+)
+from kubectl_gpu_transition.patches import cordon_patch, recordon_patch
+from kubectl_gpu_transition.ports import Clock, Cluster, Fleet, Interrupts, Terminal
+from kubectl_gpu_transition.pushing import STALE, Push
+from kubectl_gpu_transition.record import Claim, encode, read_claim
+from kubectl_gpu_transition.rule import Edit, RuleError, edit_block
+from kubectl_gpu_transition.session import Session, known
+from kubectl_gpu_transition.target import Goal
+from kubectl_gpu_transition.truth import describe_truth
+from kubectl_gpu_transition.waiting import Wait
+from kubectl_gpu_transition.writes import read_same_node, write_node
+
+CORDON_TRIES = 5  # spec section 4, step 1
+
+
+class Engine:
+    """One command, from its first read to its last word."""
+
+    def __init__(
+        self,
+        request: Request,
+        cluster: Cluster,
+        fleet: Fleet,
+        clock: Clock,
+        terminal: Terminal,
+        interrupts: Interrupts,
+        new_id: Callable[[], str],
+        host: str,
+        command_line: str,
+    ) -> None:
+        self.outcome = Outcome(request, [Step(name) for name in plan.STEPS])
+        self.session = Session(request, cluster, fleet, clock, terminal, interrupts, self.outcome)
+        self.new_id, self.host, self.command_line = new_id, host, command_line
+        self.confirmed = request.yes
+        self.locked = False
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+        return self.session.request
+
+    def run(self) -> Outcome:
+        """Do the command. Never raises: every ending, a bug included, is an outcome."""
+        try:
+            {"preview": self._preview, "apply": self._apply, "abandon": self._abandon}[self.request.command]()
+        except InterruptedNow as signal:
+            self._fail(Interrupted("interrupted", f"interrupted by {signal}"))
+        except Exception as error:  # the one failure boundary: whatever happened, say what is true now
+            self._fail(error)
+        finally:
+            self.session.fleet.release_lock()
+        return self.outcome
+
+    def _succeed(self, word: str) -> None:
+        self.outcome.word, self.outcome.exit_code = word, 0
+
+    def _fail(self, error: Exception) -> None:
+        session, outcome = self.session, self.outcome
+        outcome.error, outcome.error_step = error, session.current
+        outcome.exit_code, outcome.word = exit_code(error, session.in_hands), outcome_word(error, session.in_hands)
+        transaction = session.transaction
+        if transaction is None:
+            return
+        request = session.request
+        if isinstance(error, Interrupted) and not session.in_hands:
+            outcome.headline = "this run changed nothing; the node is still cordoned by the earlier run" if outcome.resumed else None
+        elif session.in_hands or outcome.resumed or request.command == "abandon":
+            describe_truth(session, isinstance(error, NodeGone))
+            outcome.inspect = plan.inspect_commands(request)
+        if isinstance(error, (NodeGone, EndedElsewhere)):
+            return
+        if request.command == "abandon":
+            outcome.resume_command = plan.abandon_command(request)
+        elif session.in_hands or outcome.resumed:
+            outcome.resume_command = plan.apply_command(request, transaction.source, transaction.target, resume=True)
+
+    # ------------------------------------------------------------ preflight
+
+    def _look(self) -> Look:
+        """One observation and what follows from it before any check."""
+        session, request = self.session, self.request
+        observation = session.observe()
+        node, tip = observation.node, observation.tip
+        direction = None if request.command == "abandon" else (request.source, request.target)
+        claim = read_claim(node, request.cluster, direction) if isinstance(node, NodeView) else Claim("none", "", None)
+        if claim.transaction is not None and claim.kind == "ours":
+            session.adopt(claim.transaction, claim.text)
+            self.outcome.resumed = request.resume
+            names = tuple(dict.fromkeys((*request.gpu_resources, *claim.transaction.gpu_resources)))
+            session.request = request = replace(request, gpu_resources=names)
+        verdict = None
+        if claim.kind == "ours" and claim.transaction is not None and isinstance(tip, TipFacts):
+            verdict = resume.judge_tip(claim.transaction, request.node, tip)
+        push = None
+        if request.command != "abandon" and not isinstance(observation.checkout.route, Problem) and not isinstance(tip, Problem):
+            push = known(session.fleet.probe_push)
+        look = Look(request, observation, claim, verdict, self._edit(observation), self._orphan(observation, claim), push)
+        session.outcome.holders = ()
+        if not isinstance(observation.pods, Problem) and not isinstance(observation.gpu_names, Problem):
+            session.find_holders(observation.pods, observation.gpu_names)
+        return look
+
+    def _edit(self, observation: Observation) -> Edit | RuleError | Problem | None:
+        request, rule = self.request, observation.checkout.rule
+        if rule is None or isinstance(rule, Problem) or request.source is None or request.target is None:
+            return rule if isinstance(rule, Problem) else None
+        try:
+            return edit_block(rule, request.node, request.source, request.target, plan.rule_path(request.cluster))
+        except RuleError as error:
+            return error
+
+    def _orphan(self, observation: Observation, claim: Claim) -> CommitFacts | None:
+        """A commit of this node and direction that is in force though no transaction is on the node (last row of the first resume table)."""
+        request, tip = self.request, observation.tip
+        if claim.kind != "none" or request.target is None or not isinstance(tip, TipFacts) or tip.tip is None:
+            return None
+        if resume.read_rule_mode(tip.rule, request.node) is not request.target:
+            return None
+        commits = self.session.fleet.find_commits(tip.tip, plan.commit_subject(request.node, request.target))
+        return commits[0] if not isinstance(commits, Problem) and commits else None
+
+    def _preflight(self) -> Look | None:
+        """Every check. None when the node is already at the target. Raises Refused when a check fails."""
+        session, request, outcome = self.session, self.request, self.outcome
+        with session.step("preflight") as step:
+            look = self._look()
+            if is_at_target(request, look.observation, judge_fleet_cluster(look)):
+                outcome.checks = moot_checks(look)
+                step.message = f"{request.node} is already at {request.target.value if request.target else '?'}"
+                session.skip(plan.STEPS, "the node is already at the target")
+                self._succeed("already-at-target")
+                return None
+            if self._must_cordon_first(look):
+                self._confirm(look)
+                self._cordon_on_resume(look)
+                look = self._look()
+            outcome.checks = evaluate(look)
+            if isinstance(look.edit, Edit) and not look.waiting:
+                outcome.plan = self._plan(look.edit, look.observation, "<id>")
+            failed = [check for check in outcome.checks if check.status == "fail"]
+            if request.command == "apply" and not failed:
+                access = self._access(look)
+                outcome.checks += (access,)
+                failed += [access] if access.status == "fail" else []
+            elif request.command == "apply":
+                outcome.checks += (Check("access", "skip", "other checks failed first"),)
+            if failed:
+                raise Refused("blocked", f"{len(failed)} check{'s' if len(failed) > 1 else ''} failed: {', '.join(c.name for c in failed)}")
+            step.message = (
+                f"{sum(c.status == 'pass' for c in outcome.checks)} checks pass, {sum(c.status == 'warn' for c in outcome.checks)} warn"
+            )
+            return look
+
+    def _plan(self, edit: Edit, observation: Observation, transaction_id: str) -> Plan | None:
+        request, route = self.request, observation.checkout.route
+        if isinstance(route, Problem) or request.source is None or request.target is None:
+            return None
+        message = plan.commit_message(request, request.source, request.target, transaction_id)
+        return Plan(
+            plan.rule_path(request.cluster), tuple(edit.patch), edit.diff, message, f"{route.remote} ({route.push_url})", route.branch
+        )
+
+    def _must_cordon_first(self, look: Look) -> bool:
+        """A resume of a node that somebody uncordoned cordons as soon as ours and ``fleet-cluster`` are established (spec section 6)."""
+        node = look.observation.node
+        if not isinstance(node, NodeView) or self.request.command != "apply" or not self.request.resume:
+            return False
+        return look.claim.kind == "ours" and not node.unschedulable and judge_fleet_cluster(look).status != "fail"
+
+    def _access(self, look: Look) -> Check:
+        """A server-side dry run of the cordon patch: RBAC and admission, proven."""
+        node = look.observation.node
+        assert isinstance(node, NodeView)
+        record = look.claim.text if look.claim.kind == "ours" else encode(self._draft(look, node))
+        try:
+            self.session.cluster.patch_node(node.name, cordon_patch(node, record, versioned=False), dry_run=True)
+        except Failure as failure:
+            return Check(
+                "access",
+                "fail",
+                f"a dry run of the cordon was not accepted: {failure.message}",
+                failure.remedy or "ask for the permission to patch nodes, and see what admission says",
+            )
+        return Check("access", "pass", "a dry run of the cordon is accepted")
+
+    def _confirm(self, look: Look) -> None:
+        """Show where this goes, and ask once. Raises Usage when the answer is not the node's name."""
+        session, request, route = self.session, self.request, look.observation.checkout.route
+        remote = f"{route.remote} {route.push_url}, branch {route.branch}" if not isinstance(route, Problem) else "unknown"
+        lines = [f"context {session.cluster.context}, server {session.cluster.server}", f"remote {remote}"]
+        for line in lines:
+            session.say(line)
+        if self.confirmed:
+            return
+        modes = f"{request.source.value} to {request.target.value}" if request.source and request.target else ""
+        what = (
+            f"This gives up the transaction of {request.node} ({modes})."
+            if request.command == "abandon"
+            else (f"This cordons {request.node}, moves it from {modes} through the fleet, and uncordons it when that is verified.")
+        )
+        if not session.terminal.ask([what], request.node):
+            session.stop_if_interrupted()
+            raise Usage("not-confirmed", "the answer was not the node's name: nothing was done")
+        self.confirmed = True
+
+    # ------------------------------------------------------------ the commands
+
+    def _preview(self) -> None:
+        if self._preflight() is not None:
+            self._succeed("ready")
+
+    def _apply(self) -> None:
+        session = self.session
+        problem = session.fleet.take_lock(self.command_line)
+        self.locked = problem is None
+        look = self._preflight()
+        if look is None:
+            return
+        self._confirm(look)
+        if session.clock.monotonic() - look.observation.taken > STALE:
+            look = self._preflight()
+            if look is None:
+                return
+        session.interrupts.hold()
+        push = Push(session, self.locked)
+        if look.claim.kind == "ours":
+            session.in_hands = True
+            session.skip(("cordon",), "the node is cordoned by this transaction")
+        else:
+            self._cordon(look, push)
+        push.bring_tip_to_target(look)
+        session.fleet.release_lock()
+        self._wait(Goal(session.running.target), abandoning=False)
+        self._succeed("completed")
+        self.outcome.notes.append("Both creation gates are still closed; opening them is your own reviewed change.")
+
+    def _abandon(self) -> None:
+        session = self.session
+        with session.step("preflight") as step:
+            look = self._look()
+            if session.transaction is not None:
+                session.request = replace(self.request, source=session.transaction.source, target=session.transaction.target)
+                look = replace(look, request=session.request)
+            self.outcome.checks = evaluate_abandon(look)
+            failed = [check.name for check in self.outcome.checks if check.status == "fail"]
+            if failed:
+                raise Refused("blocked", f"this transaction can not be abandoned: {', '.join(failed)}", resume.last_way_out(self.request))
+            step.message = "the change is not in force and nothing of ours is on its way"
+        self._confirm(look)
+        session.interrupts.hold()
+        session.skip(("cordon", "recheck", "edit", "push"), "abandon does not make this step")
+        node = look.observation.node
+        assert isinstance(node, NodeView)
+        self._wait(Goal(session.running.source, no_holders=False, cordoned=node.unschedulable), abandoning=True)
+        self._succeed("abandoned")
+
+    def _wait(self, goal: Goal, abandoning: bool) -> None:
+        """Wait and release; two steps in the report, told apart by when the last look began."""
+        session = self.session
+        with session.step("wait") as step:
+            ended = Wait(session, goal, abandoning).run()
+            step.message = f"{session.request.node} is in {goal.mode.value}, seen twice"
+        with session.step("uncordon") as step:
+            step.message = ended
+        session.outcome.waiting_for = ()
+
+    # ------------------------------------------------------------ cordon
+
+    def _draft(self, look: Look, node: NodeView, transaction_id: str = "00000000-0000-4000-8000-000000000000") -> Transaction:
+        request, checkout = self.request, look.observation.checkout
+        assert (
+            request.source is not None
+            and request.target is not None
+            and checkout.head is not None
+            and not isinstance(checkout.identity, Problem)
+        )
+        name = checkout.identity.committer.split(" <", 1)[0]
+        return Transaction(
+            transaction_id,
+            node.uid,
+            request.cluster,
+            request.source,
+            request.target,
+            "cordoned",
+            checkout.head,
+            None,
+            self.session.clock.now(),
+            f"{name}@{self.host}"[:128],
+            request.gpu_resources,
+        )
+
+    def _cordon(self, look: Look, push: Push) -> None:
+        """Step 1: cordon and record in one patch, tied to the node that was checked. The real commit is there before it."""
+        session, node = self.session, look.observation.node
+        assert isinstance(node, NodeView) and isinstance(look.edit, Edit)
+        transaction = self._draft(look, node, self.new_id())
+        record = encode(transaction)
+        push.prepare_first(look, look.edit, transaction)
+        with session.step("cordon") as step:
+            for _ in range(CORDON_TRIES):
+                session.stop_if_interrupted()
+                session.adopt(transaction, record)
+                try:
+                    node = write_node(
+                        session,
+                        node,
+                        cordon_patch(node, record),
+                        lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == record,
+                        versioned=True,
+                    )
+                except (LostGuard, RefusedByServer, Forbidden, NodeGone) as failure:
+                    session.transaction, self.outcome.transaction = None, None
+                    if not isinstance(failure, LostGuard):
+                        raise
+                    node = self._checked_again(look, read_same_node(session, node))
+                    continue
+                step.message = f"{node.name} is cordoned, transaction {transaction.id}"
+                return
+            raise LostGuard(
+                "node-busy", f"the node changed {CORDON_TRIES} times between the look and the cordon", "run it again when the node is quiet"
+            )
+
+    def _checked_again(self, look: Look, node: NodeView) -> NodeView:
+        """The node checks on a node that changed under us. Raises Refused."""
+        claim = read_claim(node, self.request.cluster, (self.request.source, self.request.target))
+        again = {c.name: c for c in node_checks(replace(look, observation=replace(look.observation, node=node), claim=claim))}
+        self.outcome.checks = tuple(again.get(check.name, check) for check in self.outcome.checks)
+        failed = [check for check in again.values() if check.status == "fail"]
+        if failed:
+            raise Refused("blocked", f"the node changed before the cordon: {'; '.join(check.message for check in failed)}")
+        return node
+
+    def _cordon_on_resume(self, look: Look) -> None:
+        session, node = self.session, look.observation.node
+        assert isinstance(node, NodeView)
+        session.interrupts.hold()
+        with session.step("cordon") as step:
+            for _ in range(CORDON_TRIES):
+                session.stop_if_interrupted()
+                try:
+                    node = write_node(
+                        session,
+                        node,
+                        recordon_patch(node, session.record),
+                        lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == session.record,
+                        versioned=True,
+                    )
+                except LostGuard:
+                    node = read_same_node(session, node)
+                    if node.annotations.get(ANNOTATION) != session.record:
+                        raise
+                    if node.unschedulable:
+                        step.message = f"{node.name} was cordoned by somebody else meanwhile"
+                        return
+                    continue
+                step.message = f"{node.name} had been uncordoned by another actor and is cordoned again, same transaction"
+                return
+            raise LostGuard(
+                "node-busy", f"the node changed {CORDON_TRIES} times between the look and the cordon", "run it again when the node is quiet"
+            )

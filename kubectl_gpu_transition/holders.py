@@ -1,0 +1,72 @@
+"""Who holds a GPU on the node: pods in, holders by controller out (spec section 5). Pure.
+
+Terminating pods count (a device is theirs until their containers are gone); finished ones do not. Advice never offers a
+forced deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from kubectl_gpu_transition.model import Holder, PodView
+
+# Prefixes of native GPU resources (spec section 5); DRA's implicit extended resources begin with the last one.
+_PREFIXES = ("nvidia.com/", "requests.nvidia.com/", "gpu.intel.com/", "amd.com/gpu", "deviceclass.resource.kubernetes.io/")
+
+
+def is_gpu_resource(name: str, more: frozenset[str]) -> bool:
+    """Whether a resource name counts as a GPU; ``more`` are names from KubeVirt and --gpu-resource."""
+    return name.startswith(_PREFIXES) or name in more
+
+
+def gpu_resources(pod: PodView, more: frozenset[str]) -> tuple[str, ...]:
+    """What of a GPU the pod holds: resource names, and its claims as ``claim NAME``; empty where it is no holder."""
+    names = sorted(name for name in pod.resources if is_gpu_resource(name, more))
+    return (*names, *(f"claim {name}" for name in sorted(pod.claims)))
+
+
+def find_holders(pods: Iterable[PodView], node: str, more: frozenset[str]) -> tuple[Holder, ...]:
+    """Every holder on the node, sorted, grouped by controller (namespace, kind, name)."""
+
+    def key(pod: PodView) -> tuple[str, str, str]:
+        return (pod.namespace, pod.controller.kind, pod.controller.name) if pod.controller else (pod.namespace, "Pod", pod.name)
+
+    holding = sorted(
+        (pod for pod in pods if pod.node == node and not pod.finished and gpu_resources(pod, more)), key=lambda pod: (key(pod), pod.name)
+    )
+    return tuple(_holder(*controller, tuple(group), more) for controller, group in groupby(holding, key))
+
+
+def _holder(namespace: str, kind: str, name: str, pods: tuple[PodView, ...], more: frozenset[str]) -> Holder:
+    resources = tuple(sorted({resource for pod in pods for resource in gpu_resources(pod, more)}))
+    terminating = all(pod.deleting_since for pod in pods)
+    return Holder(
+        namespace, kind, name, tuple(pod.name for pod in pods), resources, terminating, True, _advice(namespace, kind, name, pods)
+    )
+
+
+def _advice(namespace: str, kind: str, name: str, pods: tuple[PodView, ...]) -> str:
+    leaving = [pod for pod in pods if pod.deleting_since]
+    if len(leaving) == len(pods):
+        since = min(str(pod.deleting_since) for pod in leaving)
+        grace = max((pod.grace or 0) for pod in leaving)
+        return f"terminating (its grace period of {grace} s ends {since}): wait for it"
+    if kind == "VirtualMachineInstance":
+        return f"stop the VM, a GPU VM can not be migrated: virtctl stop {name} -n {namespace}"
+    if kind == "StatefulSet":
+        return f"scale it down: kubectl scale -n {namespace} statefulset/{name} --replicas=0"
+    if kind in ("ReplicaSet", "ReplicationController"):
+        return f"scale down what controls it: kubectl get -n {namespace} {kind.lower()}/{name} -o jsonpath='{{.metadata.ownerReferences[*].name}}'"
+    if kind == "Job":
+        return f'wait for the Job, or suspend it: kubectl patch -n {namespace} job/{name} -p \'{{"spec":{{"suspend":true}}}}\''
+    if kind == "Pod":
+        return f"ask its owner to stop it: kubectl delete pod -n {namespace} {name}"
+    return f"ask the owner of {kind} {namespace}/{name} to stop it on this node"
+
+
+def describe_holder(holder: Holder) -> str:
+    """One line for people: controller, pods, resources."""
+    pods = ", ".join(holder.pods)
+    state = " (terminating)" if holder.terminating else ""
+    return f"{holder.namespace}/{holder.kind}/{holder.name}{state}: {', '.join(holder.resources)} by {pods}"

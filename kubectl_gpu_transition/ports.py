@@ -1,0 +1,130 @@
+"""What the engine asks of the world. The adapters implement these protocols; tests may put stateful fakes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from kubectl_gpu_transition.model import Advance, CheckoutFacts, CommitFacts, GitopsFacts, NodeView, PodView, Problem, PushResult, TipFacts
+
+
+class Cluster(Protocol):
+    """The API server. Reads are quorum reads; each raises a ``Failure`` (Unreachable, Forbidden, Malformed) when there is no answer."""
+
+    context: str
+    server: str
+
+    def read_node(self, name: str) -> NodeView | None:
+        """The node, or None where it does not exist (404)."""
+
+    def read_pods(self, node: str) -> tuple[PodView, ...]:
+        """Every pod bound to the node, all namespaces, to the last page."""
+
+    def read_gpu_names(self) -> frozenset[str]:
+        """Resource names that KubeVirt's permitted host devices add (spec section 5); empty where KubeVirt is absent."""
+
+    def read_gitops(self) -> GitopsFacts:
+        """What Flux is told to apply for this cluster."""
+
+    def patch_node(self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False) -> NodeView:
+        """One JSON patch of the node, as field manager kubectl-gpu-transition. Raises LostGuard (409, 422), RefusedByServer or Forbidden
+        (a definite no), Missing (404), UnknownOutcome (anything else: it may have happened)."""
+
+    def watch(self, node: str) -> Watch:
+        """Start to watch what an observation lists for the node."""
+
+
+class Watch(Protocol):
+    """Changes as they arrive, until closed. Rides out drops; never raises for one."""
+
+    def next_signal(self, seconds: float) -> Signal | None:
+        """The next signal, or None when none came within so many seconds."""
+
+    def close(self) -> None:
+        """Stop watching; does not block for long."""
+
+
+class Signal(Protocol):
+    """One change that the watches saw: everything as it is known after it (None while unknown), ``gone`` when the node was deleted,
+    ``broke`` when a watch had to start over and may have missed something, ``problem`` why."""
+
+    @property
+    def node(self) -> NodeView | None: ...
+    @property
+    def gone(self) -> bool: ...
+    @property
+    def pods(self) -> tuple[PodView, ...] | None: ...
+    @property
+    def gpu_names(self) -> frozenset[str] | None: ...
+    @property
+    def broke(self) -> bool: ...
+    @property
+    def problem(self) -> str | None: ...
+
+
+class Fleet(Protocol):
+    """The fleet's checkout and its remote. ``read_…`` write nothing anywhere: what must be fetched lives in memory."""
+
+    def read_checkout(self, cluster: str) -> CheckoutFacts:
+        """Local facts; a repository in a bad state is a Problem in the field, never an exception."""
+
+    def read_tip(self, cluster: str, base: str | None = None) -> TipFacts | Problem:
+        """The remote branch and what it holds; with ``base``, also the history between base and the tip."""
+
+    def probe_push(self) -> Problem | None:
+        """None when the receive-pack side answers (and a path remote is writable), else why a push would fail."""
+
+    def find_commits(self, tip: str, subject: str) -> tuple[CommitFacts, ...] | Problem:
+        """Commits of the branch up to ``tip`` with exactly this subject and a transaction trailer, newest first."""
+
+    def take_lock(self, command: str) -> Problem | None:
+        """Lock the checkout for this process; a Problem names the holder when it is taken."""
+
+    def release_lock(self) -> None:
+        """Give the lock back; harmless where it is not held."""
+
+    def prepare_commit(self, parent: str, path: str, content: bytes, message: str, keep: bool) -> str:
+        """Build blob, trees and commit on ``parent`` with that one file changed; returns the commit id. With ``keep`` the objects are
+        written to the object store (unreferenced), else they live in memory (a parent that only the remote has)."""
+
+    def find_parent(self, commit: str) -> str | None:
+        """The parent of a commit whose objects are all here, else None."""
+
+    def push_commit(self, parent: str, commit: str) -> PushResult:
+        """Move the remote branch from exactly ``parent`` to exactly ``commit``; one ref, no force."""
+
+    def advance_checkout(self, base: str, commit: str, path: str) -> Advance:
+        """Move that one file, its index entry, the branch and the tracking ref forward, where the checkout allows (spec section 9)."""
+
+
+class Clock(Protocol):
+    """Time. Monotonic seconds for durations, RFC 3339 UTC text for people and records."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start."""
+
+    def now(self) -> str:
+        """RFC 3339 UTC with seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep so long, or until an interrupt arrives."""
+
+
+class Terminal(Protocol):
+    """Progress to stderr and the one question. A closed stream never raises."""
+
+    def say(self, line: str) -> None:
+        """One line of progress."""
+
+    def ask(self, lines: Iterable[str], expected: str) -> bool:
+        """Show the lines, read one line from the terminal, True only for exactly the expected text."""
+
+
+class Interrupts(Protocol):
+    """The flag that signal handlers set. Until ``hold`` a signal may end the run at once, by InterruptedNow."""
+
+    def hold(self) -> None:
+        """From here on signals only set the flag: a write may be under way."""
+
+    def pending(self) -> str | None:
+        """The name of the first signal that arrived (SIGINT, say), or None."""

@@ -1,0 +1,185 @@
+"""An outcome as the contract's document (spec section 10) and as text (section 11). Pure; nothing else formats results."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kubectl_gpu_transition.failures import Failure
+from kubectl_gpu_transition.holders import describe_holder
+from kubectl_gpu_transition.model import NodeView, Outcome
+from kubectl_gpu_transition.modes import LABEL_ACTIVE, LABEL_CONFIG, LABEL_EXPECTED, Mode
+from kubectl_gpu_transition.plan import STEPS, apply_command
+from kubectl_gpu_transition.record import encode
+
+API_VERSION = "gpu-transition.kube-dc.com/v1"
+
+# C0 (tab and newline aside), DEL, C1, and the marks that reorder or hide text on a terminal.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def clean(text: str) -> str:
+    """Text from elsewhere without control characters, safe to show."""
+    return _CONTROL.sub("", text)
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """The TransitionReport. Keys are always there; lists are in a fixed order."""
+    import json
+
+    request, error = outcome.request, outcome.error
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "TransitionReport",
+        "command": request.command or None,
+        "cluster": request.cluster or None,
+        "node": request.node or None,
+        "from": _mode(request.source),
+        "to": _mode(request.target),
+        "outcome": outcome.word,
+        "exitCode": outcome.exit_code,
+        "resumed": outcome.resumed,
+        "checks": [{"name": c.name, "status": c.status, "message": c.message, "remedy": c.remedy} for c in outcome.checks],
+        "holders": [
+            {
+                "namespace": h.namespace,
+                "kind": h.kind,
+                "name": h.name,
+                "pods": list(h.pods),
+                "resources": list(h.resources),
+                "terminating": h.terminating,
+                "bound": h.bound,
+            }
+            for h in outcome.holders
+        ],
+        "plan": None
+        if outcome.plan is None
+        else {
+            "file": outcome.plan.file,
+            "patch": [dict(operation) for operation in outcome.plan.patch],
+            "diff": outcome.plan.diff,
+            "message": outcome.plan.message,
+            "remote": outcome.plan.remote,
+            "branch": outcome.plan.branch,
+        },
+        "transaction": None if outcome.transaction is None else json.loads(encode(outcome.transaction)),
+        "live": None if outcome.node is None else _live(outcome, outcome.node),
+        "steps": [
+            {"name": s.name, "status": s.status, "started": s.started, "seconds": round(s.seconds, 3), "message": s.message}
+            for s in outcome.steps
+        ],
+        "waitingFor": list(outcome.waiting_for),
+        "error": None
+        if error is None
+        else {
+            "id": error.id if isinstance(error, Failure) else "bug",
+            "step": outcome.error_step or "preflight",
+            "message": describe_error(error),
+        },
+        "resumeCommand": outcome.resume_command,
+    }
+
+
+def _mode(mode: Mode | None) -> str | None:
+    return mode.value if mode else None
+
+
+def _live(outcome: Outcome, node: NodeView) -> dict[str, Any]:
+    return {
+        "ready": node.ready == "True",
+        "unschedulable": node.unschedulable,
+        "activeMode": node.labels.get(LABEL_ACTIVE),
+        "expectedMode": node.labels.get(LABEL_EXPECTED),
+        "workloadConfig": node.labels.get(LABEL_CONFIG),
+        "owners": [{"namespace": o.namespace, "name": o.name, "ready": o.ready, "terminating": o.terminating} for o in outcome.owners],
+    }
+
+
+def describe_error(error: BaseException) -> str:
+    """What failed, in words."""
+    return error.message if isinstance(error, Failure) else f"a bug in this program: {type(error).__name__}: {error}"
+
+
+_COLOURS = {"PASS": "32", "DONE": "32", "WARN": "33", "FAIL": "31", "SKIP": "2"}
+
+
+def _line(word: str, name: str, message: str, colour: bool) -> str:
+    shown = f"\x1b[{_COLOURS[word]}m{word}\x1b[0m" if colour and word in _COLOURS else word
+    return f"{shown}  {name:<16} {clean(message)}".rstrip()
+
+
+def text(outcome: Outcome, colour: bool) -> list[str]:
+    """The report's lines: checks, plan of a preview or steps of the others, outcome, what to do next."""
+    lines = []
+    for check in outcome.checks:
+        lines.append(_line(check.status.upper(), check.name, check.message, colour))
+        if check.remedy and check.status in ("fail", "warn"):
+            lines.append(f"{'':<23}-> {clean(check.remedy)}")
+    if outcome.request.command == "preview":
+        lines += _plan_text(outcome, colour)
+    elif outcome.checks and (outcome.error is None or any(step.status != "pending" for step in outcome.steps[1:])):
+        lines.append("")
+        for step in outcome.steps:
+            word = {"done": "DONE", "failed": "FAIL", "skipped": "SKIP", "pending": "SKIP"}[step.status]
+            spent = f"{step.seconds:.1f} s" if step.status in ("done", "failed") else ""
+            lines.append(
+                _line(word, step.name, f"{spent:>7}  {step.message or ('not reached' if step.status == 'pending' else '')}", colour)
+            )
+    lines += ["", f"{outcome.word}: {_summary(outcome)}"]
+    lines += [clean(note) for note in outcome.notes]
+    return [line for line in lines if line is not None]
+
+
+def _plan_text(outcome: Outcome, colour: bool) -> list[str]:
+    plan, request = outcome.plan, outcome.request
+    if plan is None or request.source is None or request.target is None or outcome.error is not None:
+        return []
+    lines = ["", f"Plan: {' -> '.join(STEPS)}", f"  push one commit to {clean(plan.branch)} of {clean(plan.remote)}:", ""]
+    lines += [f"    {clean(line)}".rstrip() for line in plan.message.rstrip().split("\n")] + [""]
+    for line in plan.diff.rstrip("\n").split("\n"):
+        code = {"+": "32", "-": "31", "@": "36"}.get(line[:1])
+        shown = clean(line)
+        lines.append(f"    \x1b[{code}m{shown}\x1b[0m" if colour and code else f"    {shown}")
+    if not outcome.resumed:
+        lines += ["", f"Next: {apply_command(request, request.source, request.target, resume=False)}"]
+    else:
+        lines += ["", f"Next: {apply_command(request, request.source, request.target, resume=True)}"]
+    return lines
+
+
+def _summary(outcome: Outcome) -> str:
+    request = outcome.request
+    target = request.target.value if request.target else "the target"
+    source = request.source.value if request.source else "where it was"
+    if outcome.error is not None:
+        return clean(describe_error(outcome.error))
+    return {
+        "ready": f"no check fails; nothing was changed. {request.node} can go from {source} to {target}",
+        "completed": f"{request.node} is in {target} and schedulable ({sum(step.seconds for step in outcome.steps):.0f} s)",
+        "already-at-target": f"{request.node} is already in {target}; nothing was changed",
+        "abandoned": f"the transaction of {request.node} is given up; the node is in {source}",
+    }[outcome.word]
+
+
+def failure_text(outcome: Outcome) -> list[str]:
+    """What an operator reads after a failure, in this order and nothing after it: what failed, what is true now, what to inspect, the
+    command that goes on. Empty after a success."""
+    error = outcome.error
+    if error is None:
+        return []
+    lines = [clean(outcome.headline)] if outcome.headline else []
+    lines.append(f"error: {clean(describe_error(error))}")
+    if isinstance(error, Failure) and error.remedy:
+        lines.append(f"  remedy: {clean(error.remedy)}")
+    if outcome.facts:
+        lines += ["What is true now:", *(f"  {clean(fact)}" for fact in outcome.facts)]
+    if outcome.waiting_for:
+        lines += ["Still missing:", *(f"  {clean(item)}" for item in outcome.waiting_for)]
+    if outcome.holders and outcome.exit_code == 4:
+        lines += ["Holders:", *(f"  {clean(describe_holder(holder))}" for holder in outcome.holders)]
+    if outcome.inspect:
+        lines += ["Look at:", *(f"  {clean(command)}" for command in outcome.inspect)]
+    if outcome.resume_command:
+        end = "Do not uncordon it by hand; " if outcome.request.command == "apply" else ""
+        lines += [f"{end}go on with:" if end else "Go on with:", f"  {clean(outcome.resume_command)}"]
+    return lines

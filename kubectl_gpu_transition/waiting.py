@@ -1,0 +1,302 @@
+"""Wait until the node is wholly in a mode, verify it twice, and give it back: the only place that sends an uncordon (spec sections 4 and 7).
+
+Watches say what is missing; a full observation, the tip included, is made only when nothing seems missing. Two observations in a row,
+at least the settle time apart, with nothing contradicting and no watch broken in between, are "verified". The patch that gives the
+node back is tied to the second one, so the API server itself refuses it if the node changed since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kubectl_gpu_transition.checks import Look, judge_fleet_cluster
+from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Expired, LostGuard, Refused
+from kubectl_gpu_transition.model import ANNOTATION, NodeView, Observation, PodView, Problem, TipFacts
+from kubectl_gpu_transition.patches import drop_patch, recordon_patch, uncordon_patch
+from kubectl_gpu_transition.ports import Watch
+from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon
+from kubectl_gpu_transition.resume import read_rule_mode
+from kubectl_gpu_transition.session import Session
+from kubectl_gpu_transition.target import Goal, find_missing, find_new_managers, find_owners, is_same_ground
+from kubectl_gpu_transition.writes import node_gone, read_same_node, write_node
+
+FRESH = 5.0  # seconds from the end of the verifying observation within which the uncordon is sent (spec section 4, step 6)
+RECORDONS = 20  # how often a node that others uncordon is cordoned again (spec section 4, step 5)
+TICK = 0.25  # seconds: how long an interrupt may go unnoticed
+HEARTBEAT = 60.0  # seconds between two lines while nothing changes (spec section 11)
+
+
+class _Finished(Exception):
+    """Another run of the same transaction has given the node back, and it is where it was to be."""
+
+
+def clock_text(seconds: float) -> str:
+    """A duration for people: ``45s``, ``2m05s``."""
+    whole = max(0, round(seconds))
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+@dataclass
+class Wait:
+    """One wait. ``abandoning``: the goal is the mode the transaction came from, and only phase ``cordoned`` may be given up."""
+
+    session: Session
+    goal: Goal
+    abandoning: bool = False
+    recordons: int = 0
+    node: NodeView | None = None
+    shown: tuple[str, ...] = ()
+    quiet: bool = False  # nothing seems missing in what the watches show
+    begun: float = 0.0
+    spoke: float = 0.0
+    deadline: float = 0.0
+
+    def run(self) -> str:
+        """Wait, verify and release; returns what ended it, for people. Raises Expired, EndedElsewhere, NodeGone, Interrupted, …"""
+        session = self.session
+        begun = session.clock.monotonic()
+        self.deadline = begun + session.request.timeout
+        self.begun = self.spoke = begun
+        watch = session.cluster.watch(session.request.node)
+        try:
+            return self._until_released(watch)
+        except _Finished as finished:
+            return str(finished)
+        finally:
+            watch.close()
+
+    # ------------------------------------------------------------ the loop
+
+    def _until_released(self, watch: Watch) -> str:
+        session, clock = self.session, self.session.clock
+        seen = False  # whether the first of the two verifying observations has been made, with nothing against it since
+        looked = -1e9  # when the last full observation ended
+        while True:
+            session.stop_if_interrupted()
+            now = clock.monotonic()
+            if now >= self.deadline:
+                raise Expired("timeout", self._expiry())
+            due = looked + session.request.settle
+            patience = min(TICK, self.deadline - now, *([due - now] if self.quiet else []))
+            if not self._take_signals(watch, max(0.0, patience)):
+                seen = False
+            self._heartbeat()
+            if not self.quiet or clock.monotonic() < due:
+                continue
+            observation = session.observe(session.checkout)
+            looked = clock.monotonic()
+            missing = self._missing_in(observation)
+            contradicted = not self._take_signals(watch, 0.0)
+            if missing or contradicted:
+                seen = False
+                if missing:
+                    self._show(missing)
+            elif not seen:
+                seen = True
+                self._show(["nothing; looking once more"])
+            else:
+                released = self._release(observation)
+                if released is not None:
+                    return released
+                seen = False
+
+    def _take_signals(self, watch: Watch, seconds: float) -> bool:
+        """Take in what the watches saw, waiting so long for the first of it. False when any of it contradicts "verified", or when a
+        watch broke, so that something may have been missed."""
+        session, fine = self.session, True
+        signal = watch.next_signal(seconds)
+        while signal is not None:
+            if signal.gone:
+                raise node_gone(session.request.node)
+            if signal.broke:
+                fine = self.quiet = False
+            if signal.problem is not None:
+                self._show([signal.problem])
+            if signal.node is not None and signal.pods is not None and signal.gpu_names is not None and not self._is_old(signal.node):
+                fine = not self._follow(signal.node) and fine
+                session.see(signal.node, signal.pods)
+                missing = self._missing(signal.node, signal.pods, signal.gpu_names)
+                self.quiet = not missing
+                if missing:
+                    fine = False
+                    self._show(missing)
+            signal = watch.next_signal(0.0)
+        return fine
+
+    def _is_old(self, node: NodeView) -> bool:
+        """Whether a watch shows the node as it was before our last read of it (versions of one object grow, where they are numbers)."""
+        known = self.node.version if self.node else ""
+        return known.isdigit() and node.version.isdigit() and int(node.version) < int(known)
+
+    def _missing(self, node: NodeView, pods: tuple[PodView, ...], names: frozenset[str]) -> list[str]:
+        holders = self.session.find_holders(pods, names)
+        return find_missing(self.goal, node, find_owners(pods, node.name), holders)
+
+    def _missing_in(self, observation: Observation) -> list[str]:
+        """What an observation lacks, condition 7 included; what could not be read is missing."""
+        node, pods, names = observation.node, observation.pods, observation.gpu_names
+        if node is None:
+            raise node_gone(self.session.request.node)
+        if isinstance(node, Problem) or isinstance(pods, Problem) or isinstance(names, Problem):
+            return [f"could not be read: {fact.message}" for fact in (node, pods, names) if isinstance(fact, Problem)]
+        changed = self._follow(node)
+        missing = self._missing(node, pods, names)
+        if changed:
+            missing.append("the node has only just been cordoned again")
+        if isinstance(observation.tip, Problem):
+            missing.append(f"the tip can not be read: {observation.tip.message}")
+        else:
+            missing += self._missing_at(observation.tip)
+        return missing
+
+    def _missing_at(self, tip: TipFacts) -> list[str]:
+        mode = read_rule_mode(tip.rule, self.session.request.node)
+        if isinstance(mode, Problem):
+            return [f"the rule at the tip can not be read: {mode.message}"]
+        return [] if mode is self.goal.mode else [f"the tip's rule asks for {mode.value}: the change is being taken back"]
+
+    # ------------------------------------------------------------ whose node it is
+
+    def _follow(self, node: NodeView) -> bool:
+        """Keep up with what others do to the node and its record. True when that starts the verification afresh.
+
+        Raises EndedElsewhere or NodeGone when the transaction is no longer on the node, _Finished when another run has completed it.
+        """
+        session, transaction = self.session, self.session.running
+        if node.uid != transaction.uid:
+            raise node_gone(node.name)
+        changed = self.node is not None and node.unschedulable != self.node.unschedulable
+        before, self.node = self.node, node
+        text = node.annotations.get(ANNOTATION)
+        if text != session.record:
+            self._follow_record(text)
+            changed = True
+        if not node.unschedulable and self.goal.cordoned:
+            self._cordon_again(node, before)
+            return True
+        return changed
+
+    def _follow_record(self, text: str | None) -> None:
+        session, transaction = self.session, self.session.running
+        if text is None:
+            self._finish_or_end()
+        other = decode(text or "")
+        if other is None or other.id != transaction.id:
+            shown = f"transaction {other.id}" if other else "something unreadable"
+            raise EndedElsewhere(
+                "ended-elsewhere",
+                f"the node's annotation is no longer ours: it holds {shown}",
+                "find out who wrote it; this run has stopped and does not cordon again",
+            )
+        same = (other.uid, other.cluster, other.source, other.target) == (
+            transaction.uid,
+            transaction.cluster,
+            transaction.source,
+            transaction.target,
+        )
+        if not same:
+            raise Drift("annotation-drift", "the annotation has our id but another node, cluster or direction: somebody edited it")
+        if self.abandoning and other.phase != "cordoned":
+            raise Refused("push-announced", "another run has announced a push under this transaction: it can not be given up now")
+        session.adopt(other, text or "")
+        session.say("another run of this transaction is at work; following it")
+
+    def _finish_or_end(self) -> None:
+        """The record is gone: complete if the node is there (whoever removed it), else over. Always raises."""
+        session = self.session
+        observation = session.observe()
+        node, word = observation.node, "abandoned" if self.abandoning else "finished"
+        if node is None or (isinstance(node, NodeView) and node.uid != session.running.uid):
+            raise node_gone(session.request.node)
+        if isinstance(node, NodeView) and not isinstance(observation.pods, Problem) and not isinstance(observation.tip, Problem):
+            there = Goal(self.goal.mode, no_holders=False, cordoned=False)
+            missing = find_missing(there, node, find_owners(observation.pods, node.name), ())
+            missing += self._missing_at(observation.tip)
+            look = Look(session.request, observation, Claim("none", "", None), None, None)
+            if not missing and not node.unschedulable and ANNOTATION not in node.annotations and judge_fleet_cluster(look).status != "fail":
+                raise _Finished(f"{word} by another run: the node is schedulable and in {self.goal.mode.value}")
+        state = ("cordoned" if node.unschedulable else "SCHEDULABLE") if isinstance(node, NodeView) else "in an unknown state"
+        raise EndedElsewhere(
+            "ended-elsewhere",
+            f"our transaction has gone from the node without {self.goal.mode.value} being reached; the node is {state}",
+            "find out who removed it (another run's abandon, say); this run has stopped and does not cordon again",
+        )
+
+    def _cordon_again(self, node: NodeView, before: NodeView | None) -> None:
+        """Somebody lifted our cordon: set it again at once, guarded, under the same record."""
+        session = self.session
+        if self.recordons >= RECORDONS:
+            raise Drift(
+                "uncordoned-again",
+                f"the node was uncordoned {RECORDONS + 1} times by others: it is schedulable and unprotected",
+                "find out who uncordons it before anything else",
+            )
+        self.recordons += 1
+        try:
+            self.node = write_node(
+                session,
+                node,
+                recordon_patch(node, session.record),
+                lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == session.record,
+                versioned=True,
+            )
+        except LostGuard:
+            return  # changed once more since: the next look decides again
+        managers = ", ".join(find_new_managers(before, node)) if before is not None else ""
+        session.say(f"{session.clock.now()} the node was uncordoned by another actor ({managers or 'unknown'}) and is cordoned again")
+
+    # ------------------------------------------------------------ giving it back
+
+    def _release(self, observation: Observation) -> str | None:
+        """Give the node back on the strength of a second verifying observation; None when it has to be observed anew."""
+        session, node = self.session, observation.node
+        assert isinstance(node, NodeView)
+        while session.clock.monotonic() - observation.taken <= FRESH:
+            session.stop_if_interrupted()
+            if find_foreign_cordon(node) is not None:
+                return None
+            patch = (
+                uncordon_patch(node, session.record, self.goal.mode)
+                if self.goal.cordoned
+                else drop_patch(node, session.record, self.goal.mode)
+            )
+            try:
+                # Only the end of our record counts, whoever removed it: schedulable or not is for what follows to say.
+                after = write_node(session, node, patch, lambda seen: ANNOTATION not in seen.annotations, versioned=True)
+            except LostGuard:
+                again = read_same_node(session, node)
+                if again.annotations.get(ANNOTATION) != session.record or not is_same_ground(node, again):
+                    return None
+                node = again
+                continue
+            if after.unschedulable:
+                raise EndedElsewhere(
+                    "ended-elsewhere",
+                    "our record is gone, and the node was cordoned by somebody else since",
+                    "whoever cordoned it has to uncordon it",
+                )
+            return "the node is schedulable again" if self.goal.cordoned else "the record is gone; the node was schedulable all along"
+        return None
+
+    # ------------------------------------------------------------ what people see
+
+    def _show(self, missing: list[str]) -> None:
+        session = self.session
+        session.outcome.waiting_for = tuple(missing)
+        if tuple(missing) != self.shown:
+            self.shown = tuple(missing)
+            self._speak("waiting for")
+
+    def _heartbeat(self) -> None:
+        if self.session.clock.monotonic() - self.spoke >= HEARTBEAT:
+            self._speak("still waiting for")
+
+    def _speak(self, words: str) -> None:
+        clock = self.session.clock
+        self.spoke = clock.monotonic()
+        gone, left = self.spoke - self.begun, self.deadline - self.spoke
+        self.session.say(f"{clock.now()} {words} ({clock_text(gone)}, {clock_text(left)} left): {'; '.join(self.shown) or 'a first look'}")
+
+    def _expiry(self) -> str:
+        missing = "; ".join(self.shown) or "no look at the node succeeded"
+        return f"{self.goal.mode.value} was not reached within {clock_text(self.session.request.timeout)}; missing: {missing}"
