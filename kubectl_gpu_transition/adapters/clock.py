@@ -1,0 +1,31 @@
+"""Time: monotonic for durations, UTC for people. Sleep ends early when an interrupt arrives."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+
+from kubectl_gpu_transition.ports import Interrupts
+
+_SLICE = 0.1  # seconds: how long an interrupt may go unnoticed
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.interrupts = interrupts
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start."""
+        return time.monotonic()
+
+    def now(self) -> str:
+        """RFC 3339 UTC with seconds."""
+        return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep so long, or until an interrupt is pending."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and self.interrupts.pending() is None:
+            time.sleep(min(_SLICE, left))

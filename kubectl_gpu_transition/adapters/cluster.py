@@ -1,0 +1,368 @@
+"""The API server: configuration and credentials of the kubernetes client, transport by urllib3, objects as plain JSON.
+
+Reads are quorum reads and may be tried again; a patch is sent once, and every error is sorted by the one question that matters:
+was it refused for certain, or may it have happened? No client object or exception leaves this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import urllib3
+import yaml
+
+from kubectl_gpu_transition.adapters import lazyclient
+from kubectl_gpu_transition.failures import (
+    Failure,
+    Forbidden,
+    LostGuard,
+    Malformed,
+    Missing,
+    RefusedByServer,
+    UnknownOutcome,
+    Unreachable,
+    Usage,
+)
+from kubectl_gpu_transition.model import FIELD_MANAGER, GitopsFacts, NodeView, PodView
+from kubectl_gpu_transition.views import gitops_facts, node_view, permitted_host_devices, pod_view
+
+lazyclient.install()
+from kubernetes.client.configuration import Configuration  # noqa: E402  (after the lazy package stands)
+from kubernetes.config import kube_config  # noqa: E402
+from kubernetes.config.config_exception import ConfigException  # noqa: E402
+
+PAGE = 500  # objects a page, as kubectl asks for
+_TRIES = 3  # of a read, and of a patch that the server had no time for (429)
+_PAUSE = 0.3  # seconds between two tries
+_NODE = "/api/v1/nodes/{}"
+KUBEVIRTS = "/apis/kubevirt.io/v1/kubevirts"
+PODS = "/api/v1/pods"
+NODES = "/api/v1/nodes"
+
+
+class ServerStatus(Exception):
+    """An answer that is not 2xx: code, and the server's own words. Never leaves the adapters."""
+
+    def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.code, self.message, self.retry_after = code, message, retry_after
+
+
+def load_kubeconfig(path: str, context: str | None) -> tuple[Configuration, str]:
+    """Configuration and context name of exactly this kubeconfig. Raises Usage for everything that can be told without a request."""
+    if not os.path.isfile(path):
+        raise Usage("kubeconfig-missing", f"--kubeconfig {path}: no such file", "name the cluster's admin kubeconfig")
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = yaml.safe_load(stream)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Usage(
+            "kubeconfig-unreadable", f"--kubeconfig {path}: not readable as a kubeconfig: {_first_line(error)}", "check the file"
+        ) from error
+    if not isinstance(content, dict) or not isinstance(content.get("contexts"), list) or not content["contexts"]:
+        raise Usage("kubeconfig-unreadable", f"--kubeconfig {path}: it is not a kubeconfig with contexts", "check the file")
+    names = [str(entry.get("name")) for entry in content["contexts"] if isinstance(entry, dict)]
+    chosen = context or content.get("current-context")
+    if not chosen:
+        raise Usage("context-unknown", f"--kubeconfig {path} has no current-context", f"name one with --context: {', '.join(names)}")
+    if chosen not in names:
+        raise Usage("context-unknown", f"--kubeconfig {path} has no context {chosen!r}", f"it has: {', '.join(names)}")
+    configuration = Configuration()
+    try:
+        loader = kube_config.KubeConfigLoader(content, active_context=chosen, config_base_path=os.path.dirname(os.path.abspath(path)))
+        loader.load_and_set(configuration)
+        user = loader._user.value if loader._user is not None else {}
+    except (ConfigException, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise Usage("kubeconfig-unreadable", f"--kubeconfig {path}, context {chosen}: {_first_line(error)}", "check the file") from error
+    if isinstance(user, dict) and "exec" in user and not configuration.api_key and not configuration.cert_file:
+        raise Usage(
+            "credential-plugin",
+            f"--kubeconfig {path}, context {chosen}: the credential plugin {_command(user)} gave no credential",
+            "run it by hand and see what it says; log in again",
+        )
+    return configuration, str(chosen)
+
+
+def _command(user: dict[str, Any]) -> str:
+    plugin = user.get("exec")
+    return str(plugin.get("command")) if isinstance(plugin, dict) else "?"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class KubeCluster:
+    """One API server, as the port ``Cluster``. ``timeout`` in seconds for one request; ``log`` gets a line for each, without secrets."""
+
+    def __init__(self, configuration: Configuration, context: str, timeout: float, log: Callable[[str], None]) -> None:
+        self.context, self.server, self.timeout, self._log = context, str(configuration.host), timeout, log
+        self._configuration = configuration
+        options: dict[str, Any] = {}
+        if self.server.startswith("https"):
+            options["ssl_context"] = _tls(configuration)
+            if configuration.tls_server_name:
+                options["server_hostname"] = options["assert_hostname"] = configuration.tls_server_name
+        self._pool = (
+            urllib3.ProxyManager(configuration.proxy, maxsize=8, **options)
+            if configuration.proxy
+            else urllib3.PoolManager(maxsize=8, **options)
+        )
+
+    # ------------------------------------------------------------ transport
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: bytes | None = None,
+        kind: str = "",
+        stream: bool = False,
+        read_timeout: float | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        """One request, once. Raises ServerStatus for an answer that is not 2xx, urllib3's errors for no answer."""
+        headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
+        authorization = self._configuration.get_api_key_with_prefix("authorization")
+        if authorization:
+            headers["Authorization"] = authorization
+        if body is not None:
+            headers["Content-Type"] = kind
+        url = f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
+        timeout = urllib3.Timeout(connect=self.timeout, read=read_timeout or self.timeout)
+        begun = time.monotonic()
+        code: int | str = "no answer"
+        try:
+            response = self._pool.request(
+                method, url, body=body, headers=headers, timeout=timeout, retries=False, redirect=False, preload_content=not stream
+            )
+            code = response.status
+        finally:
+            self._log(f"{method} {url} -> {code} ({time.monotonic() - begun:.3f} s)")
+        if not 200 <= response.status < 300:
+            raise _status(response)
+        return response
+
+    def _read(self, path: str, query: dict[str, str] | None = None) -> Any:
+        """GET as JSON; tried again on no answer, 429 and 5xx. Raises Missing (404), Forbidden, Unreachable, Malformed, or Expired pages (410) as ServerStatus."""
+        failure: Failure | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_PAUSE)
+            try:
+                data = self.send("GET", path, query or {}).data
+            except ServerStatus as status:
+                if status.code == 410:
+                    raise
+                failure = self._failure(status, path)
+                if status.code != 429 and status.code < 500:
+                    raise failure from None
+                continue
+            except urllib3.exceptions.HTTPError as error:
+                failure = self._unreachable(error)
+                if isinstance(error, (urllib3.exceptions.SSLError, urllib3.exceptions.NewConnectionError, urllib3.exceptions.TimeoutError)):
+                    break
+                continue
+            try:
+                return json.loads(data)
+            except ValueError:
+                failure = Malformed(
+                    "malformed-answer",
+                    f"the API server's answer to GET {path} is not JSON",
+                    "see what stands between here and the API server",
+                )
+        assert failure is not None
+        raise failure
+
+    def _failure(self, status: ServerStatus, path: str) -> Failure:
+        if status.code == 401:
+            return Forbidden(
+                "unauthorized",
+                f"the API server {self.server} does not accept the credentials of context {self.context} (401)",
+                "log in again, or name another --kubeconfig",
+            )
+        if status.code == 403:
+            return Forbidden("forbidden", f"not allowed (403): {status.message}", "ask for the permission: see the README's role")
+        if status.code == 404:
+            return Missing("not-found", f"{path}: not found (404): {status.message}")
+        return Unreachable(
+            "server-error", f"the API server answered {status.code} to {path}: {status.message}", "try again when the API server is well"
+        )
+
+    def _unreachable(self, error: Exception) -> Failure:
+        reason = _first_line(getattr(error, "reason", None) or error)
+        if "CERTIFICATE_VERIFY_FAILED" in str(error) or "certificate verify failed" in str(error):
+            return Unreachable(
+                "certificate",
+                f"the certificate of {self.server} is not that of this kubeconfig's authority: {reason}",
+                "check --kubeconfig and --context: this may be another cluster",
+            )
+        return Unreachable(
+            "unreachable", f"the API server {self.server} can not be reached: {reason}", "check --kubeconfig, --context and the network"
+        )
+
+    def list_pages(self, path: str, query: dict[str, str]) -> tuple[list[Any], str]:
+        """Every item, to the last page, and the list's resource version; an expired continue token starts over."""
+        for _ in range(_TRIES):
+            items: list[Any] = []
+            token = ""
+            try:
+                while True:
+                    page = self._read(path, {**query, "limit": str(PAGE), **({"continue": token} if token else {})})
+                    found = page.get("items") if isinstance(page, dict) else None
+                    if not isinstance(found, list):
+                        if found is None and isinstance(page, dict) and "metadata" in page:
+                            found = []
+                        else:
+                            raise Malformed("malformed-answer", f"the list {path} has no items")
+                    items += found
+                    meta = page.get("metadata") or {}
+                    token = meta.get("continue") or ""
+                    if not token:
+                        return items, str(meta.get("resourceVersion") or "")
+            except ServerStatus:
+                continue
+        raise Unreachable(
+            "list-expired", f"the list {path} expired {_TRIES} times while it was read", "try again when the API server is well"
+        )
+
+    def _optional(self, path: str) -> Any:
+        """An object, or None where it or its API does not exist (404)."""
+        try:
+            return self._read(path)
+        except Missing:
+            return None
+
+    # ------------------------------------------------------------ the port
+
+    def read_node(self, name: str) -> NodeView | None:
+        """The node, or None where it does not exist."""
+        raw = self._optional(_NODE.format(quote(name)))
+        return None if raw is None else node_view(raw)
+
+    def read_pods(self, node: str) -> tuple[PodView, ...]:
+        """Every pod bound to the node, all namespaces."""
+        items, _ = self.list_pages(PODS, {"fieldSelector": f"spec.nodeName={node}"})
+        return tuple(pod_view(item) for item in items)
+
+    def read_gpu_names(self) -> frozenset[str]:
+        """Names that KubeVirt permits, from every KubeVirt CR; empty where there is no KubeVirt (404)."""
+        try:
+            items, _ = self.list_pages(KUBEVIRTS, {})
+        except Missing:
+            return frozenset()
+        return frozenset().union(*(permitted_host_devices(item) for item in items))
+
+    def read_gitops(self) -> GitopsFacts:
+        """The Kustomization ``flux-system/gpu-node-mode`` and its GitRepository (Flux API v1)."""
+        kustomization = self._optional("/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/flux-system/kustomizations/gpu-node-mode")
+        reference = ((kustomization or {}).get("spec") or {}).get("sourceRef") or {}
+        source = None
+        if reference.get("kind", "GitRepository") == "GitRepository" and reference.get("name"):
+            namespace = reference.get("namespace") or "flux-system"
+            source = self._optional(
+                f"/apis/source.toolkit.fluxcd.io/v1/namespaces/{quote(namespace)}/gitrepositories/{quote(reference['name'])}"
+            )
+        return gitops_facts(kustomization, source)
+
+    def patch_node(self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False) -> NodeView:
+        """One JSON patch; see the port for what it raises."""
+        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        body = json.dumps(list(operations)).encode()
+        for attempt in range(_TRIES):
+            try:
+                data = self.send("PATCH", _NODE.format(quote(name)), query, body, "application/json-patch+json").data
+                return node_view(json.loads(data))
+            except ServerStatus as status:
+                if status.code == 429 and attempt + 1 < _TRIES:  # refused before it was looked at: the only answer to try again after
+                    time.sleep(min(status.retry_after or _PAUSE, 5.0))
+                    continue
+                raise self._write_failure(status, name) from None
+            except urllib3.exceptions.NewConnectionError as error:
+                raise RefusedByServer(
+                    "not-sent", f"the patch was not sent: {self._unreachable(error)}", "check the network, then try again"
+                ) from error
+            except urllib3.exceptions.HTTPError as error:
+                raise UnknownOutcome(
+                    "patch-unknown",
+                    f"whether the patch of the node took effect is unknown: {self._unreachable(error)}",
+                    "look at the node before anything else",
+                ) from error
+            except (ValueError, Malformed) as error:
+                raise UnknownOutcome(
+                    "patch-unknown",
+                    f"the answer to the patch of the node is not readable: {_first_line(error)}",
+                    "look at the node before anything else",
+                ) from error
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def _write_failure(self, status: ServerStatus, name: str) -> Failure:
+        if status.code in (409, 422):
+            return LostGuard("lost-guard", f"the node changed under the patch ({status.code}): {status.message}")
+        if status.code >= 500:
+            return UnknownOutcome(
+                "patch-unknown",
+                f"the API server answered {status.code} to the patch of the node: {status.message}",
+                "look at the node before anything else",
+            )
+        if status.code in (401, 403, 404):
+            return self._failure(status, f"node {name}")
+        return RefusedByServer(
+            "patch-refused", f"the API server refused the patch of the node ({status.code}): {status.message}", "see what it says"
+        )
+
+    def events(self, path: str, query: dict[str, str], seconds: float) -> Iterator[dict[str, Any]]:
+        """One watch: its events until the server ends it. Raises ServerStatus, or urllib3's and JSON's errors when it breaks."""
+        asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
+        response = self.send("GET", path, asked, stream=True, read_timeout=seconds + 10)
+        try:
+            rest = b""
+            for chunk in response.stream(65536, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        event = json.loads(line)
+                        if not isinstance(event, dict):
+                            raise ValueError("a watch event is not an object")
+                        yield event
+        finally:
+            response.close()
+
+    def watch(self, node: str) -> Any:
+        """Start the watches of ``watch.NodeWatch``."""
+        from kubectl_gpu_transition.adapters.watch import NodeWatch
+
+        return NodeWatch(self, node)
+
+
+def _status(response: urllib3.BaseHTTPResponse) -> ServerStatus:
+    data = response.data if response.data else response.read()
+    try:
+        message = str(json.loads(data).get("message") or "")
+    except (ValueError, AttributeError):
+        message = data[:200].decode("utf-8", "replace").strip()
+    wait = response.headers.get("Retry-After", "")
+    return ServerStatus(response.status, message, float(wait) if wait.isdigit() else 0.0)
+
+
+def _tls(configuration: Configuration) -> ssl.SSLContext:
+    """The TLS context, with keys read once: the files that the client library writes for inline keys are removed at once."""
+    try:
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
+        if not configuration.verify_ssl:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    except (OSError, ValueError) as error:
+        raise Usage(
+            "kubeconfig-unreadable", f"a certificate or key of the kubeconfig can not be used: {_first_line(error)}", "check the kubeconfig"
+        ) from error
+    finally:
+        kube_config._cleanup_temp_files()
+    return context
