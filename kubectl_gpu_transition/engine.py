@@ -292,6 +292,7 @@ class Engine:
             if session.transaction is not None:
                 session.request = replace(self.request, source=session.transaction.source, target=session.transaction.target)
                 look = replace(look, request=session.request)
+                self.outcome.request = session.request
             self.outcome.checks = evaluate_abandon(look)
             failed = [check.name for check in self.outcome.checks if check.status == "fail"]
             if failed:

@@ -108,7 +108,7 @@ class Push:
             parent = session.fleet.find_parent(verdict.commit) if verdict.commit else None
             if self.locked and verdict.commit and parent:
                 moved = session.fleet.advance_checkout(parent, verdict.commit, plan.rule_path(self.request.cluster))
-                step.message += f"; checkout: {moved.message}"
+                step.message += f"; {moved.message}"
                 self._note(moved.done, moved.remedy)
 
     def _note(self, done: bool, remedy: str | None) -> None:
@@ -268,7 +268,7 @@ class Push:
             tip = session.read_tip()
             if isinstance(tip, TipFacts) and self._has_landed(tip, commit):
                 moved = session.fleet.advance_checkout(parent, commit, plan.rule_path(self.request.cluster))
-                step.message = f"{commit[:12]} is in the branch; checkout: {moved.message}"
+                step.message = f"{commit[:12]} is in the branch; {moved.message}"
                 self._note(moved.done, moved.remedy)
                 return "pushed"
             if result.state == "refused" or (isinstance(tip, TipFacts) and tip.tip != parent):

@@ -100,12 +100,17 @@ def describe_error(error: BaseException) -> str:
     return error.message if isinstance(error, Failure) else f"a bug in this program: {type(error).__name__}: {error}"
 
 
+def _indented(text: str, width: int) -> str:
+    """Text whose further lines (a hook's output, say) stand below its first."""
+    return clean(text).replace("\n", "\n" + " " * width)
+
+
 _COLOURS = {"PASS": "32", "DONE": "32", "WARN": "33", "FAIL": "31", "SKIP": "2"}
 
 
 def _line(word: str, name: str, message: str, colour: bool) -> str:
     shown = f"\x1b[{_COLOURS[word]}m{word}\x1b[0m" if colour and word in _COLOURS else word
-    return f"{shown}  {name:<16} {clean(message)}".rstrip()
+    return f"{shown}  {name:<16} {_indented(message, 23)}".rstrip()
 
 
 def text(outcome: Outcome, colour: bool) -> list[str]:
@@ -152,7 +157,7 @@ def _summary(outcome: Outcome) -> str:
     target = request.target.value if request.target else "the target"
     source = request.source.value if request.source else "where it was"
     if outcome.error is not None:
-        return clean(describe_error(outcome.error))
+        return _indented(describe_error(outcome.error), 2)
     return {
         "ready": f"no check fails; nothing was changed. {request.node} can go from {source} to {target}",
         "completed": f"{request.node} is in {target} and schedulable ({sum(step.seconds for step in outcome.steps):.0f} s)",
@@ -168,7 +173,7 @@ def failure_text(outcome: Outcome) -> list[str]:
     if error is None:
         return []
     lines = [clean(outcome.headline)] if outcome.headline else []
-    lines.append(f"error: {clean(describe_error(error))}")
+    lines.append(f"error: {_indented(describe_error(error), 7)}")
     if isinstance(error, Failure) and error.remedy:
         lines.append(f"  remedy: {clean(error.remedy)}")
     if outcome.facts:

@@ -93,7 +93,7 @@ class Wait:
                     self._show(missing)
             elif not seen:
                 seen = True
-                self._show(["nothing; looking once more"])
+                self._show(["nothing any more; looking once more"])
             else:
                 released = self._release(observation)
                 if released is not None:
