@@ -361,6 +361,9 @@ def _drive(request: Request, argv: list[str]) -> Outcome:
     from kubectl_gpu_transition.adapters.terminal import StandardTerminal
     from kubectl_gpu_transition.engine import Engine
 
+    if request.command != "preview":
+        import kubectl_gpu_transition.adapters.watch  # noqa: F401  (all that later steps need is there before the first write)
+
     terminal = StandardTerminal()
 
     def log(line: str) -> None:

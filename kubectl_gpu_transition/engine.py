@@ -56,7 +56,7 @@ from kubectl_gpu_transition.pushing import STALE, Push
 from kubectl_gpu_transition.record import Claim, encode, read_claim
 from kubectl_gpu_transition.rule import Edit, RuleError, edit_block
 from kubectl_gpu_transition.session import Session, known
-from kubectl_gpu_transition.target import Goal
+from kubectl_gpu_transition.target import Goal, find_missing_labels, find_missing_owners, find_owners
 from kubectl_gpu_transition.truth import describe_truth
 from kubectl_gpu_transition.waiting import Wait
 from kubectl_gpu_transition.writes import read_same_node, write_node
@@ -165,8 +165,12 @@ class Engine:
         request, tip = self.request, observation.tip
         if claim.kind != "none" or request.target is None or not isinstance(tip, TipFacts) or tip.tip is None:
             return None
-        if resume.read_rule_mode(tip.rule, request.node) is not request.target:
+        node, pods = observation.node, observation.pods
+        if resume.read_rule_mode(tip.rule, request.node) is not request.target or not isinstance(node, NodeView):
             return None
+        if not isinstance(pods, Problem) and not find_missing_labels(node, request.target):
+            if not find_missing_owners(find_owners(pods, node.name), request.target):
+                return None  # the node has arrived: a cordon on it is somebody's own business
         commits = self.session.fleet.find_commits(tip.tip, plan.commit_subject(request.node, request.target))
         return commits[0] if not isinstance(commits, Problem) and commits else None
 

@@ -198,7 +198,7 @@ def _split_port(host_port: str) -> tuple[str | None, int | None]:
 
 
 def _locate_scp(url: str) -> Location | Problem:
-    if "::" in url.partition("/")[0] and not url.startswith("["):
+    if re.match(r"[A-Za-z0-9]+::", url):
         return Problem(f"the transport of {redact(url)} is not supported", "use https, ssh or a path")
     match = re.fullmatch(r"(?:([^@\[]*)@)?(?:\[([^\]]*)\]|([^:\[]*)):(.*)", url, re.DOTALL)
     if match is None:
