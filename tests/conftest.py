@@ -20,7 +20,9 @@ REAL_NOT_RUN = (
     " and kube-scheduler (the first two from setup-envtest, the others from the same Kubernetes release)"
 )
 
-_INHERITED = re.compile(r"GIT_.*|XDG_.*|KUBECONFIG|KUBE_DC_FLEET|EMAIL|SSH_(ASKPASS|AUTH_SOCK)|NO_COLOR|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
+_INHERITED = re.compile(
+    r"GIT_.*|XDG_.*|KUBECONFIG|KUBE_DC_FLEET|EMAIL|SSH_(ASKPASS|AUTH_SOCK)|NO_COLOR|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE
+)
 _NEEDS = "not served: "
 
 

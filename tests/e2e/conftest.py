@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.kept import Keeper
 from tests.harness.backend import Backend, RealBackend, SimBackend
 from tests.harness.world import World, zipapp_path
 
@@ -61,9 +62,24 @@ def _served(request: pytest.FixtureRequest) -> None:
                 pytest.skip(f"not served: {api_version}")
 
 
+@pytest.fixture(scope="module")
+def keeper(backends: Callable[[str], Backend], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    """Keeps the world of ``kept_world``; after ``backends``, so that it is given up before they stop."""
+    keeper = Keeper(tmp_path_factory.mktemp("kept"))
+    yield keeper
+    keeper.close()
+
+
 @pytest.fixture
-def make_world(backend: Backend, tmp_path: Path) -> Iterator[Callable[..., World]]:
+def kept_world(backend: Backend, keeper: Keeper) -> World:
+    """The world that the tests of a module share: in mode pod-hami, still (see ``kept``), and put back before each of them."""
+    return keeper.open(backend)
+
+
+@pytest.fixture
+def make_world(backend: Backend, keeper: Keeper, tmp_path: Path) -> Iterator[Callable[..., World]]:
     """Makes the world of a test with other options than the usual ones (see ``World``); once a test."""
+    keeper.close()
     backend.reset()
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(World(backend, tmp_path, **options))

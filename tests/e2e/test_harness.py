@@ -15,11 +15,13 @@ from tests.harness.faultproxy import FaultProxy
 from tests.harness.gitservers import GitHttpServer, SshServer
 from tests.harness.kube import ApiError, Json, Kube
 from tests.harness.world import (
+    FLUX,
     LOSE_THE_ANSWER,
     NODES,
     OWNERS,
     POD_RESOURCE,
     REJECT,
+    RULES,
     VM_RESOURCE,
     Fleet,
     World,
@@ -44,7 +46,7 @@ def test_the_world_comes_up_in_mode_pod_hami(world: World) -> None:
     assert not world.is_cordoned()
     assert world.annotation() is None
     assert world.fleet.head() == world.fleet.tip() == world.player.flux.applied
-    live = world.kube.get(f"/apis/nfd.k8s-sigs.io/v1alpha1/nodefeaturerules/{object_name(world.cluster)}")
+    live = world.kube.get(f"{RULES}/{object_name(world.cluster)}")
     assert live["spec"]["rules"][0]["name"] == "gpu-1-pod-hami"
 
 
@@ -53,14 +55,16 @@ def test_a_pushed_rule_moves_labels_owners_and_devices(world: World) -> None:
     commit = world.fleet.set_modes({"gpu-1": "pod-hami"})
 
     world.wait_until(lambda: world.mode() == "pod-hami" and world.owners() == [HAMI], "the node to move")
-    world.wait_until(lambda: world.node()["status"]["allocatable"] | {VM_RESOURCE: "0", POD_RESOURCE: "20"} == world.node()["status"]["allocatable"])
+    offered = {VM_RESOURCE: "0", POD_RESOURCE: "20"}
+    world.wait_until(lambda: offered.items() <= world.node()["status"]["allocatable"].items(), "the devices to follow")
     assert world.player.flux.applied == commit
     assert world.mode("gpu-2") == "pod-hami"
     labels = world.node()["metadata"]["labels"]
     assert labels["nvidia.com/gpu.deploy.driver"] == "true"
     assert "nvidia.com/gpu.deploy.sandbox-device-plugin" not in labels
-    kustomization = world.kube.get("/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/flux-system/kustomizations/gpu-node-mode")
-    assert kustomization["status"]["lastAppliedRevision"] == f"main@sha1:{commit}"
+    applied = world.kube.get(f"{FLUX}/gpu-node-mode")["status"]["lastAppliedRevision"]
+    assert applied == f"main@sha1:{commit}"
+    assert world.fleet.modes() == {"gpu-1": "pod-hami", "gpu-2": "pod-hami"}
 
 
 def test_a_paused_flux_holds_the_change_back(world: World) -> None:
@@ -75,8 +79,11 @@ def test_a_paused_flux_holds_the_change_back(world: World) -> None:
 def test_a_broken_kustomization_stops_what_depends_on_it(world: World) -> None:
     world.player.flux.broken["infra-core"] = "kustomize build failed"
     commit = world.fleet.set_modes({"gpu-1": "vm-passthrough"})
-    path = "/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/flux-system/kustomizations/gpu-node-mode"
-    world.wait_until(lambda: world.kube.get(path)["status"]["conditions"][0]["reason"] == "DependencyNotReady", "the dependency to count")
+
+    def reason() -> str:
+        return str(world.kube.get(f"{FLUX}/gpu-node-mode")["status"]["conditions"][0]["reason"])
+
+    world.wait_until(lambda: reason() == "DependencyNotReady", "the dependency to count")
     assert world.mode() == "pod-hami"
     world.player.flux.broken.clear()
     world.wait_until(lambda: world.player.flux.applied == commit, "the change to arrive")
@@ -182,7 +189,7 @@ def test_reset_leaves_nothing(world: World) -> None:
     world.add(held)
     world.player.stop()
     world.backend.reset()
-    for path in (NODES, "/api/v1/pods", "/apis/apps/v1/daemonsets", "/apis/kubevirt.io/v1/kubevirts", "/apis/nfd.k8s-sigs.io/v1alpha1/nodefeaturerules"):
+    for path in (NODES, RULES, "/api/v1/pods", "/apis/apps/v1/daemonsets", "/apis/kubevirt.io/v1/kubevirts"):
         assert world.kube.list(path) == [], path
 
 

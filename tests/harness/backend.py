@@ -211,7 +211,8 @@ class Backend(abc.ABC):
     ) -> Path:
         """Write a kubeconfig with one context and everything inline.
 
-        ``server`` lets a proxy stand in front: for a plain HTTP one the kubeconfig has no credentials, the proxy's own count. ``credentials`` takes the place of the ``user`` entry (an exec plugin, say).
+        ``server`` lets a proxy stand in front: for a plain HTTP one the kubeconfig has no credentials, the proxy's own count.
+        ``credentials`` takes the place of the ``user`` entry (an exec plugin, say).
         """
         url = server or self.url
         secure = urlsplit(url).scheme == "https"

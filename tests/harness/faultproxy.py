@@ -161,8 +161,8 @@ class FaultProxy:
         ``before`` and ``after`` are called before the request is forwarded and between the server's answer and the client's.
         ``delay`` in seconds comes before everything. ``reply`` answers without forwarding: a code, and a JSON body, bytes or None for
         a Status of that code. ``rewrite`` maps code and JSON body of the answer. ``stream`` maps the events of a watch: cut it,
-        hold it, put an ERROR in. ``drop`` closes the connection instead of forwarding (before) or instead of answering (after). ``silent`` forwards
-        nothing and never answers; a watch gets its headers and then no event.
+        hold it, put an ERROR in. ``drop`` closes the connection instead of forwarding (before) or instead of answering (after).
+        ``silent`` forwards nothing and never answers; a watch gets its headers and then no event.
         """
         rule = Rule(verb, re.compile(path), when, nth, times, before, after, reply, rewrite, stream, drop, silent, delay)
         with self._lock:

@@ -96,9 +96,8 @@ class Kube:
         return self._json("PUT", path, query, obj)
 
     def delete(self, path: str, grace: int | None = None, **query: Any) -> Json:
-        """DELETE; `grace` in seconds, None for the object's own."""
-        body = None if grace is None else {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace}
-        return self._json("DELETE", path, query, body)
+        """DELETE; `grace` in seconds, None for the object's own; the query's options count, for there is no body."""
+        return self._json("DELETE", path, {"gracePeriodSeconds": grace, **query})
 
     def patch(self, path: str, body: Any, kind: str = "merge", manager: str | None = "test",
               dry_run: bool = False, **query: Any) -> Json:
@@ -112,7 +111,8 @@ class Kube:
         Raises ApiError for an answer other than 200, TimeoutError after `timeout` seconds of silence.
         """
         with contextlib.closing(self._connect()) as connection:
-            with self._send(connection, "GET", path, {"watch": True, **query}, None, "") as answer:
+            answer = self._send(connection, "GET", path, {"watch": True, **query}, None, "")
+            with answer:
                 if answer.status != 200:
                     raise self._error(answer)
                 for line in answer:

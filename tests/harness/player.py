@@ -258,7 +258,8 @@ class Flux(Actor):
             status |= {"lastAttemptedRevision": revision, "conditions": [_ready(item, "False", "BuildFailed", broken)]}
         else:
             if name == "gpu-node-mode":
-                status["inventory"] = {"entries": [{"id": f"_{self._apply(item, revision)}_nfd.k8s-sigs.io_NodeFeatureRule", "v": "v1alpha1"}]}
+                entry = f"_{self._apply(item, revision)}_nfd.k8s-sigs.io_NodeFeatureRule"
+                status["inventory"] = {"entries": [{"id": entry, "v": "v1alpha1"}]}
             status |= {"lastAttemptedRevision": revision, "lastAppliedRevision": revision}
             status["conditions"] = [_ready(item, "True", "ReconciliationSucceeded", f"Applied revision: {revision}")]
         self._patch(f"{FLUX}/{name}/status", {"status": status})

@@ -197,8 +197,8 @@ class RealPlane:
     version: str = field(default="", init=False)
     ca_pem: bytes = field(default=b"", init=False)
     audit_log: Path = field(default=Path(), init=False)
-    kube: Kube = field(init=False)
-    children: dict[str, Child] = field(default_factory=dict, init=False)
+    kube: Kube = field(init=False, repr=False)
+    children: dict[str, Child] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._ca = trustme.CA(organization_name="kubectl-gpu-transition tests")

@@ -64,9 +64,9 @@ class Target:
 class SimCluster:
     """The server; use it as a context manager, or ``start`` and ``stop`` it.
 
-    `absent` names groups (``kubevirt.io``) or group versions (``resource.k8s.io/v1``) that this server does not have. `history` is how
-    many changes are kept for watches and continued lists. `taint_cordoned` and `run_daemonsets` switch the built-in controllers, at
-    any time. `ca_pem` is the certificate of the CA, `url` where to ask, `admin_token` a token of the user ``admin``, who may do everything.
+    `absent` names groups (``kubevirt.io``) or group versions (``resource.k8s.io/v1``) that this server does not have; it may be set anew
+    at any time. `history` is how many changes are kept for watches and continued lists. `taint_cordoned` and `run_daemonsets` switch the
+    built-in controllers, at any time. `ca_pem` is the certificate of the CA, `url` where to ask, `admin_token` a token of the user ``admin``, who may do everything.
     """
 
     def __init__(
@@ -390,10 +390,14 @@ class _Handler(BaseHTTPRequestHandler):
         return self.query.get("fieldManager") or self.headers.get("User-Agent", "").partition("/")[0]
 
     @property
+    def _content_type(self) -> str:
+        return (self.headers.get("Content-Type") or "").partition(";")[0]
+
+    @property
     def _dry_run(self) -> bool:
         given = self.query.get("dryRun", "")
-        if isinstance(self.parsed, dict) and self.command == "DELETE":
-            given = given or "".join(self.parsed.get("dryRun") or [])
+        if self.command == "DELETE":
+            given = "".join(self._options().get("dryRun") or [])
         if given not in ("", "All"):
             kind = {"POST": "CreateOptions", "PATCH": "PatchOptions", "PUT": "UpdateOptions"}.get(self.command, "DeleteOptions")
             cause = {"reason": "FieldValueNotSupported", "message": f'Unsupported value: []string{{"{given}"}}: supported values: "All"', "field": "dryRun"}
@@ -497,7 +501,7 @@ class _Handler(BaseHTTPRequestHandler):
         next_bookmark = min(time.monotonic() + _BOOKMARK_SECONDS, end - 2)
         while not self.cluster.stopping and time.monotonic() < end:
             with store.changed:
-                if store.revision == after:
+                if store.revision <= after:
                     store.changed.wait(max(0.0, min(0.5, end - time.monotonic())))
                 if after < store.oldest < store.revision:
                     return None  # too slow: what happened is no longer known
@@ -521,6 +525,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _decoded(self) -> Any:
         if self.parsed is None:
+            if self._content_type not in ("", "application/json"):
+                message = "the body of the request was in an unknown format - accepted media types include: application/json"
+                raise Refusal(415, "UnsupportedMediaType", message, {})
             raise bad_request("the object provided is unrecognized: couldn't get version/kind; json parse error")
         return self.parsed
 
@@ -531,6 +538,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _update(self, resource: Resource) -> None:
         target, dry_run, put = self.target, self._dry_run, self.command == "PUT"
+        if self.command == "PATCH" and self._content_type == "application/apply-patch+yaml":
+            return self._apply(resource, dry_run)
         change = self._replacement() if put else self._patch(resource)
         try:
             obj = self.cluster.store.update(
@@ -541,12 +550,24 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(422, "Invalid", "the server rejected our request due to an error in our request", {}) from None
         self._answer(200, self._out(resource, obj))
 
+    def _apply(self, resource: Resource, dry_run: bool) -> None:
+        """A server-side apply; the body must be JSON, which is YAML too."""
+        if not self.query.get("fieldManager"):
+            problem = "Required value: is required for apply patch"
+            cause = {"reason": "FieldValueRequired", "message": problem, "field": "fieldManager"}
+            about = {"group": "meta.k8s.io", "kind": "PatchOptions", "causes": [cause]}
+            raise Refusal(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: fieldManager: {problem}', about)
+        force = self.query.get("force") in ("1", "true")
+        place = (resource, self.target.version, self._namespace, self.target.name)
+        obj, new = self.cluster.store.apply(*place, self.parsed, self._manager, force, dry_run)
+        self._answer(201 if new else 200, self._out(resource, obj))
+
     def _replacement(self) -> Callable[[Json], Json]:
         body = self._decoded()
         return lambda _: body
 
     def _patch(self, resource: Resource) -> Callable[[Json], Json]:
-        kind = (self.headers.get("Content-Type") or "").partition(";")[0]
+        kind = self._content_type
         accepted = {"application/json-patch+json", "application/merge-patch+json"}
         accepted |= set() if resource.custom else {"application/strategic-merge-patch+json"}
         if kind not in accepted:
@@ -567,13 +588,14 @@ class _Handler(BaseHTTPRequestHandler):
         return lambda obj: strategic_patch(obj, body)
 
     def _options(self) -> Json:
-        return self.parsed if isinstance(self.parsed, dict) else {}
+        """DeleteOptions: those of the body, else those of the query."""
+        if isinstance(self.parsed, dict):
+            return self.parsed
+        grace = {"gracePeriodSeconds": self._number("gracePeriodSeconds")} if "gracePeriodSeconds" in self.query else {}
+        return {**grace, "dryRun": [self.query["dryRun"]] if "dryRun" in self.query else []}
 
     def _delete(self, resource: Resource) -> None:
-        options = self._options()
-        if "gracePeriodSeconds" in self.query:
-            options = {**options, "gracePeriodSeconds": self._number("gracePeriodSeconds")}
-        obj, gone = self.cluster.store.delete(resource, self._namespace, self.target.name, options, self._dry_run)
+        obj, gone = self.cluster.store.delete(resource, self._namespace, self.target.name, self._options(), self._dry_run)
         if resource.kind in ("Pod", "PersistentVolumeClaim", "Namespace") or not gone:
             return self._answer(200, self._out(resource, obj))
         about = {**details(resource, self.target.name), "uid": obj["metadata"]["uid"]}

@@ -5,11 +5,11 @@ They act a moment after each change, write to the store as the manager ``kube-co
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import time
-from typing import Any
 
 from .simfields import Json
 from .simstore import RESOURCES, Refusal, Store, timestamp
@@ -34,6 +34,7 @@ class Controllers:
         self.store = store
         self.taint_cordoned, self.run_daemonsets = taint_cordoned, run_daemonsets
         self.stopping = False
+        self._synced: dict[str, str] = {}  # nodes in the version that was looked at
 
     def run(self) -> None:
         """Act after each change until stopped."""
@@ -56,16 +57,14 @@ class Controllers:
     # Nodes: the TTL and the node lifecycle controller
 
     def _sync_nodes(self) -> None:
-        for node in self.store.objects(_NODES)[1].values():
-            self._update_node(node["metadata"]["name"], _annotated)
-            self._update_node(node["metadata"]["name"], _tainted)
-
-    def _update_node(self, name: str, change: Any) -> None:
-        with self.store.changed:
-            try:
-                self.store.update(_NODES, "v1", "", name, change, MANAGER)
-            except Refusal:
-                return  # gone meanwhile
+        for (_, name), node in self.store.objects(_NODES)[1].items():
+            version = node["metadata"]["resourceVersion"]
+            if self._synced.get(name) == version:
+                continue
+            self._synced[name] = version
+            for change in (_annotated, _tainted):
+                with contextlib.suppress(Refusal):  # gone meanwhile
+                    self.store.update(_NODES, "v1", "", name, change, MANAGER)
 
     # DaemonSets
 

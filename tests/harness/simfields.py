@@ -14,6 +14,7 @@ from typing import Any
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
+_Owner = tuple[str, str, str]
 
 
 class PatchFailed(Exception):
@@ -253,22 +254,66 @@ def encode_fields(paths: Iterable[Path]) -> Json:
     return tree
 
 
-def track(old: Json, new: Json, manager: str, api_version: str, now: str, typed: bool) -> list[Json]:
+class Conflicts(Exception):
+    """What an apply would take from others: the fields that each manager has."""
+
+    def __init__(self, taken: dict[_Owner, set[Path]]) -> None:
+        super().__init__()
+        self.taken = taken
+
+
+def applied_fields(given: Json, typed: bool) -> set[Path]:
+    """What a manager owns by applying this object: the leaves and the elements of lists (``ToFieldSet``)."""
+    found = {path for path, value in _flatten(given, (), "", typed) if value is not _CONTAINER or path[-1].startswith("k:")}
+    return found - _STRIPPED - {()}
+
+
+def without(obj: Json, paths: Iterable[Path]) -> Json:
+    """A copy without these members of maps."""
+    result = copy.deepcopy(obj)
+    for path in paths:
+        holder: Any = result
+        for part in path[:-1]:
+            holder = holder.get(part[2:]) if isinstance(holder, dict) else None
+        if isinstance(holder, dict):
+            holder.pop(path[-1][2:], None)
+    return result
+
+
+def owned_fields(obj: Json) -> dict[_Owner, tuple[set[Path], str]]:
+    """What each manager of an object owns, and since when."""
+    entries = obj["metadata"].get("managedFields") or []
+    return {
+        (entry["manager"], entry["operation"], entry["apiVersion"]): (set(decode_fields(entry["fieldsV1"])), entry["time"])
+        for entry in entries
+        if entry
+    }
+
+
+def track(
+    old: Json, new: Json, manager: str, api_version: str, now: str, typed: bool, applied: set[Path] | None = None, force: bool = False
+) -> list[Json]:
     """The managedFields of `new` after an update of `old` by `manager` (``Updater.Update`` and what wraps it).
 
     `old` has no uid on a create: then it is what Go writes of an empty object, which nobody owns. An entry's time moves only when
-    its manager gets a field that it did not own.
+    its manager gets a field that it did not own. `applied` makes it an apply, which takes from others by `force` only (Conflicts).
     """
     given = new["metadata"].get("managedFields")
-    entries: list[Json] = [] if given == [{}] else given or old["metadata"].get("managedFields") or []
-    if not entries and "uid" in old["metadata"]:
+    owned = {} if given == [{}] else owned_fields(new) or owned_fields(old)
+    if not owned and "uid" in old["metadata"] and applied is None:
         return []  # ``skipNonAppliedManager``: what has no managedFields gets none by an update
     taken, removed = compare(old, new, typed)
-    owned = {_identity(entry): (set(decode_fields(entry["fieldsV1"])), entry["time"]) for entry in entries}
-    me = (manager, "Update", api_version)
+    me = (manager, "Update" if applied is None else "Apply", api_version)
     mine, since = owned.pop(me, (set[Path](), now))
+    if applied is not None and not force:
+        lost = {who: paths & taken for who, (paths, _) in owned.items() if paths & taken}
+        if lost:
+            raise Conflicts(lost)
     result = {who: (paths - taken - removed, time) for who, (paths, time) in owned.items()}
-    result[me] = ((mine | taken) - removed, since if taken <= mine else now)
+    if applied is None:
+        result[me] = ((mine | taken) - removed, since if taken <= mine else now)
+    else:
+        result[me] = (applied, since if applied == mine and not taken else now)
     kept = {who: (paths, time) for who, (paths, time) in result.items() if paths}
     _cap(kept)
     rank = sorted(kept.items(), key=lambda item: (item[0][1], item[1][1], item[0][0]))
@@ -276,13 +321,6 @@ def track(old: Json, new: Json, manager: str, api_version: str, now: str, typed:
         {"manager": who[0], "operation": who[1], "apiVersion": who[2], "time": time, "fieldsType": "FieldsV1", "fieldsV1": encode_fields(paths)}
         for who, (paths, time) in rank
     ]
-
-
-_Owner = tuple[str, str, str]
-
-
-def _identity(entry: Json) -> _Owner:
-    return entry["manager"], entry["operation"], entry["apiVersion"]
 
 
 def _cap(owned: dict[_Owner, tuple[set[Path], str]]) -> None:

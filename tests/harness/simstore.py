@@ -7,6 +7,7 @@ fields that are newer follow the API reference.
 from __future__ import annotations
 
 import copy
+import json
 import random
 import re
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from .simfields import Json, track
+from .simfields import Conflicts, Json, Path, applied_fields, merge_patch, owned_fields, strategic_patch, track, without
 
 Key = tuple[str, str]
 
@@ -203,7 +204,7 @@ class Store:
 
     # Writing
 
-    def create(self, resource: Resource, version: str, namespace: str, given: Json, manager: str, dry_run: bool = False) -> Json:
+    def create(self, resource: Resource, version: str, namespace: str, given: Json, manager: str, dry_run: bool = False, applied: bool = False) -> Json:
         """A new object; Refusals 400, 404 (namespace), 409 and 422."""
         with self.changed:
             obj = _checked(resource, version, given)
@@ -226,9 +227,10 @@ class Store:
             metadata.update(uid=str(uuid.uuid4()), creationTimestamp=timestamp())
             if resource.generation:
                 metadata["generation"] = 1
+            fields = applied_fields(obj, not resource.custom) if applied else None
             _default(resource, obj)
             blank = {**copy.deepcopy(_BLANKS.get(resource.kind, {})), "metadata": {}}
-            _set_managed(resource, version, blank, obj, manager)
+            _set_managed(resource, version, blank, obj, manager, fields)
             _admit(resource, obj)
             key = (namespace if resource.namespaced else "", name)
             if key in self._objects[resource.qualified]:
@@ -247,15 +249,18 @@ class Store:
         subresource: str = "",
         dry_run: bool = False,
         put: bool = False,
+        applied: set[Path] | None = None,
+        force: bool = False,
     ) -> Json:
         """Replace an object by what `change` makes of a copy of it, unless the result names another version; a change of nothing is none."""
         with self.changed:
+            if put:
+                _check_url(_checked(resource, version, change({})), name)
             old = self.get(resource, namespace, name)
             obj = change({**copy.deepcopy(old), "apiVersion": resource.api_version(version)})
             obj = _checked(resource, version, obj, patch=not put)
+            _check_url(obj, name)
             metadata, before = obj["metadata"], old["metadata"]
-            if metadata.get("name", "") != name:
-                raise bad_request(f"the name of the object ({metadata.get('name', '')}) does not match the name on the URL ({name})")
             if put and metadata.get("uid", before["uid"]) != before["uid"]:
                 uid = metadata["uid"]
                 raise conflict(resource, name, f"Precondition failed: UID in precondition: {uid}, UID in object meta: {before['uid']}")
@@ -267,13 +272,35 @@ class Store:
                 raise conflict(resource, name)
             _default(resource, obj)
             _keep(resource, old, obj, subresource)
-            _set_managed(resource, version, old, obj, manager)
+            _set_managed(resource, version, old, obj, manager, applied, force)
             metadata["resourceVersion"] = before["resourceVersion"]
             if {**obj, "apiVersion": ""} == {**old, "apiVersion": ""}:
                 return old
             if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and not metadata["deletionGracePeriodSeconds"]:
                 return obj if dry_run else self._drop(resource, (namespace, name), obj)
             return obj if dry_run else self._put(resource, (namespace, name), obj, old)
+
+    def apply(
+        self, resource: Resource, version: str, namespace: str, name: str, given: Json, manager: str, force: bool, dry_run: bool
+    ) -> tuple[Json, bool]:
+        """A server-side apply; the object, and whether it is new. What the manager applied before and nobody else owns goes."""
+        with self.changed:
+            _check_url(_checked(resource, version, given), name)
+            if given["metadata"].get("managedFields") is not None:
+                raise bad_request("metadata.managedFields must be nil")
+            if (namespace, name) not in self._objects[resource.qualified]:
+                return self.create(resource, version, namespace, given, manager, dry_run, applied=True), True
+            owned = owned_fields(self.get(resource, namespace, name))
+            fields = applied_fields(given, not resource.custom)
+            mine, _ = owned.pop((manager, "Apply", resource.api_version(version)), (set[Path](), ""))
+            dropped = mine - fields - {path for paths, _ in owned.values() for path in paths}
+            merge = merge_patch if resource.custom else strategic_patch
+
+            def change(obj: Json) -> Json:
+                result: Json = merge(without(obj, dropped), given)
+                return result
+
+            return self.update(resource, version, namespace, name, change, manager, dry_run=dry_run, applied=fields, force=force), False
 
     def delete(self, resource: Resource, namespace: str, name: str, options: Json, dry_run: bool = False) -> tuple[Json, bool]:
         """Delete an object or begin to; the object as it is then or was last, and whether it is gone."""
@@ -299,9 +326,11 @@ class Store:
                 if resource.generation:
                     metadata["generation"] += 1
                 return (obj if dry_run else self._put(resource, (namespace, name), obj, old)), False
-            if resource.kind == "Pod":
+            if resource.kind == "Pod":  # watches see that its time is up before they see it go
                 metadata.update(deletionTimestamp=timestamp(), deletionGracePeriodSeconds=0)
             if not dry_run:
+                if resource.kind == "Pod":
+                    self._put(resource, (namespace, name), obj, old)
                 self._drop(resource, (namespace, name), obj)
                 if resource.plural == "namespaces":
                     self._empty(name)
@@ -400,20 +429,31 @@ def _checked(resource: Resource, version: str, given: Any, patch: bool = False) 
     if (kind, named) != (resource.kind, api_version):
         raise _undecodable(patch, f'{kind} in version "{named}" cannot be handled as a {resource.kind}')
     metadata = given.get("metadata") or {}
-    maps_of_text = [metadata.get("labels"), metadata.get("annotations")]
+    maps_of_text = [metadata.get("labels"), metadata.get("annotations")]  # checked here; other types are not
     texts = [value for found in maps_of_text if isinstance(found, dict) for value in found.values()]
     version_text, cordon = metadata.get("resourceVersion", ""), (given.get("spec") or {}).get("unschedulable", False)
     if not all(found is None or isinstance(found, dict) for found in maps_of_text) or not isinstance(version_text, str | None):
         raise _undecodable(patch)
     if not all(text is None or isinstance(text, str) for text in texts) or (resource.kind == "Node" and not isinstance(cordon, bool | None)):
         raise _undecodable(patch)
-    obj = copy.deepcopy({**given, "kind": kind, "apiVersion": api_version, "metadata": metadata})
-    for found in maps_of_text[:1]:
-        for key, value in (found or {}).items():
-            if value and not re.fullmatch(r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", value):
-                problem = f'Invalid value: "{value}": a valid label must be an empty string or consist of alphanumeric characters'
-                raise invalid(resource, metadata.get("name", ""), "metadata.labels", "FieldValueInvalid", f"{problem} ({key})")
-    return obj
+    _check_texts(resource, metadata)
+    return copy.deepcopy({**given, "kind": kind, "apiVersion": api_version, "metadata": metadata})
+
+
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
+def _check_texts(resource: Resource, metadata: Json) -> None:
+    """Names of labels and annotations, values of labels (``IsQualifiedName``, ``IsValidLabelValue``)."""
+    for field in ("labels", "annotations"):
+        for key, value in (metadata.get(field) or {}).items():
+            problem = ""
+            if not re.fullmatch(rf"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_WORD}", key):
+                problem = f'"{key}": name part must consist of alphanumeric characters'
+            elif field == "labels" and value and not re.fullmatch(_WORD, value):
+                problem = f'"{value}": a valid label must be an empty string or consist of alphanumeric characters'
+            if problem:
+                raise invalid(resource, metadata.get("name", ""), f"metadata.{field}", "FieldValueInvalid", f"Invalid value: {problem}")
 
 
 def _undecodable(patch: bool, problem: str = "a member has the wrong type") -> Refusal:
@@ -422,6 +462,12 @@ def _undecodable(patch: bool, problem: str = "a member has the wrong type") -> R
         return bad_request(problem)
     about = {"causes": [{"reason": "FieldValueInvalid", "message": f"Invalid value: {problem}", "field": "patch"}]}
     return Refusal(422, "Invalid", f' "" is invalid: patch: Invalid value: {problem}', about)
+
+
+def _check_url(obj: Json, name: str) -> None:
+    given = obj["metadata"].get("name", "")
+    if given != name:
+        raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({name})")
 
 
 def _check_name(resource: Resource, name: str) -> None:
@@ -552,9 +598,10 @@ def _qos(spec: Json) -> str:
 def _keep(resource: Resource, old: Json, obj: Json, subresource: str) -> None:
     """What an update can not change (PrepareForUpdate, ValidateObjectMetaUpdate)."""
     metadata, before, name = obj["metadata"], old["metadata"], old["metadata"]["name"]
-    for field in ("uid", "deletionTimestamp", "deletionGracePeriodSeconds"):
+    fixed = ["uid", "deletionGracePeriodSeconds", *([] if "deletionTimestamp" in before else ["deletionTimestamp"])]
+    for field in fixed:
         if metadata.get(field, before.get(field)) != before.get(field):
-            raise invalid(resource, name, f"metadata.{field}", "FieldValueInvalid", f'Invalid value: "{metadata[field]}": field is immutable')
+            raise invalid(resource, name, f"metadata.{field}", "FieldValueInvalid", f"Invalid value: {json.dumps(metadata[field])}: field is immutable")
     for field in ("namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"):
         metadata.pop(field, None)
         if field in before:
@@ -596,8 +643,18 @@ def _check_pod_update(resource: Resource, old: Json, obj: Json) -> None:
         raise invalid(resource, old["metadata"]["name"], "spec", "FieldValueForbidden", problem)
 
 
-def _set_managed(resource: Resource, version: str, old: Json, obj: Json, manager: str) -> None:
-    managed = track(old, obj, manager, resource.api_version(version), timestamp(), not resource.custom)
+def _set_managed(
+    resource: Resource, version: str, old: Json, obj: Json, manager: str, applied: set[Path] | None = None, force: bool = False
+) -> None:
+    api_version = resource.api_version(version)
+    try:
+        managed = track(old, obj, manager, api_version, timestamp(), not resource.custom, applied, force)
+    except Conflicts as conflicts:
+        found = [(who, ".".join(["", *(part[2:] for part in path)])) for who, paths in conflicts.taken.items() for path in sorted(paths)]
+        said = [f'conflict with "{who[0]}"' + (f" using {who[2]}" if who[1] == "Update" else "") for who, _ in found]
+        causes = [{"reason": "FieldManagerConflict", "message": text, "field": path} for text, (_, path) in zip(said, found, strict=True)]
+        message = f"Apply failed with {len(found)} conflict{'s' if len(found) > 1 else ''}: {said[0]}: {found[0][1]}"
+        raise Refusal(409, "Conflict", message, {"causes": causes}) from None
     obj["metadata"].pop("managedFields", None)
     if managed:
         obj["metadata"]["managedFields"] = managed

@@ -770,7 +770,10 @@ def config_map() -> Json:
 def node_feature_rule(content: bytes) -> Json:
     """The NodeFeatureRule of a rule file as Flux applies it."""
     made: Json = YAML(typ="safe", pure=True).load(content.decode())
-    made["metadata"]["labels"] = {"kustomize.toolkit.fluxcd.io/name": "gpu-node-mode", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"}
+    made["metadata"]["labels"] = {
+        "kustomize.toolkit.fluxcd.io/name": "gpu-node-mode",
+        "kustomize.toolkit.fluxcd.io/namespace": "flux-system",
+    }
     return made
 
 
@@ -1106,7 +1109,8 @@ class World:
 
     def writes(self, *, since: Any = None, user: str = ADMIN) -> list[ApiRequest]:
         """The requests of the program that change something, dry runs left out."""
-        return [request for request in self.requests(since=since, user=user) if request["verb"] in _WRITES and "dryRun" not in request["query"]]
+        requests = self.requests(since=since, user=user)
+        return [request for request in requests if request["verb"] in _WRITES and "dryRun" not in request["query"]]
 
     def uncordons(self, *, since: Any = None) -> list[ApiRequest]:
         """The accepted writes of the program that made the node schedulable."""
