@@ -78,7 +78,7 @@ def test_a_node_that_is_schedulable_only_loses_the_annotation(world: World) -> N
 def test_the_wait_is_for_the_mode_that_the_transaction_came_from(world: World) -> None:
     """The owner of --from is away: nothing is given back until it is Ready again."""
     stop_before_push(world)
-    world.player.kubelet.behave("hami-device-plugin", start="crash")
+    world.player.kubelet.behave("gpu-operator/hami-device-plugin", start="crash")
     plugin = next(item["metadata"] for item in world.pods() if item["metadata"]["name"].startswith("hami-device-plugin"))
     world.kube.delete(f"/api/v1/namespaces/{plugin['namespace']}/pods/{plugin['name']}", 0)
     running = world.start("abandon", output="json")
