@@ -20,19 +20,21 @@ from kubectl_gpu_transition.failures import Failure, Interrupted, InterruptedNow
 from kubectl_gpu_transition.model import Outcome, Request, Step
 from kubectl_gpu_transition.modes import Mode, find_mode
 from kubectl_gpu_transition.plan import PROGRAM, STEPS
+from kubectl_gpu_transition.record import NAME_LENGTH, NAMES, check_names
 
 _CLUSTER = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:/[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")  # spec section 2
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")  # RFC 1123 subdomain
 _RESOURCE = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_OUTPUT = re.compile(r"(?:-v*o=?|--output(?:=|$))(.*)", re.DOTALL)  # as argparse reads it
 _LONGEST = 7 * 24 * 3600.0  # seconds; nobody waits longer for one node
 _REASON = 512  # characters of --reason
 
 # kubectl's global flags that this program does not have, and what to use instead.
 _KUBECTL_FLAGS = {
-    **dict.fromkeys(("--as", "--as-group", "--as-uid"), "a kubeconfig whose user may do it"),
+    **dict.fromkeys(("--as", "--as-group", "--as-uid", "--as-user-extra"), "a kubeconfig whose user may do it"),
     **dict.fromkeys(
         (
             "--cluster",
@@ -53,6 +55,8 @@ _KUBECTL_FLAGS = {
         "--kubeconfig FILE and --context NAME",
     ),
     **dict.fromkeys(("--namespace", "-n"), "nothing: a node has no namespace"),
+    **dict.fromkeys(("--v", "--vmodule", "--log-flush-frequency"), "-v, which logs each request and git operation"),
+    **dict.fromkeys(("--kuberc", "--match-server-version", "--profile", "--profile-output", "--warnings-as-errors"), "nothing instead"),
     "--dry-run": "the command preview",
 }
 
@@ -131,7 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
             "through the fleet repository, without pulling a device from under a workload."
         ),
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser, required=True)
     for name, text in (
         ("preview", "Run every check and show the plan; reads only"),
         ("apply", "Cordon, push the change, wait for the target, verify, uncordon"),
@@ -175,7 +179,7 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
             metavar="NAME",
             action="append",
             default=[],
-            type=_matching(_RESOURCE, 316, "a resource name"),
+            type=_matching(_RESOURCE, NAME_LENGTH, "a resource name"),
             help="One more resource name that counts as a GPU (repeatable)",
         )
         sub.add_argument(
@@ -219,9 +223,13 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
     if options.command != "preview" and not yes and not interactive:
         raise Usage("not-confirmed", f"{options.command} needs --yes where there is no terminal to ask on", "add --yes")
     repo = _find_repo(options.repo, environ)
+    if options.context == "":
+        raise Usage("context-unknown", "--context is empty", "name a context, or leave the option out for the current one")
     names = tuple(dict.fromkeys(getattr(options, "gpu_resource", [])))
-    if len(names) > 16:
-        raise Usage("too-many-names", f"{len(names)} names with --gpu-resource; at most 16 fit into the transaction", "name fewer")
+    if len(names) > NAMES:
+        raise Usage("too-many-names", f"{len(names)} names with --gpu-resource; at most {NAMES} fit into the transaction", "name fewer")
+    if source is not None and target is not None:
+        check_names(options.cluster, source, target, names)
     if options.token_env and not environ.get(options.token_env):
         raise Usage(
             "token-missing", f"--token-env {options.token_env}: that environment variable is not set", "export it, or leave the option out"
@@ -253,23 +261,23 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
 def _find_repo(option: str | None, environ: Mapping[str, str]) -> str:
     """The first of --repo, $KUBE_DC_FLEET and ~/.kube-dc/fleet that is set; one that is no directory is an error, never skipped."""
     for where, value in (("--repo", option), ("$KUBE_DC_FLEET", environ.get("KUBE_DC_FLEET")), ("the default", "~/.kube-dc/fleet")):
-        if value:
+        if value or (value == "" and where == "--repo"):
             path = os.path.abspath(os.path.expanduser(value))
-            if not os.path.isdir(path):
-                raise Usage("repo-missing", f"{where} {value} is not a directory", "name the fleet checkout with --repo DIR")
+            if not value or not os.path.isdir(path):
+                raise Usage("repo-missing", f"{where} {value or repr(value)} is not a directory", "name the fleet checkout with --repo DIR")
             return path
     raise AssertionError("the default is always set")
 
 
 def _wanted_output(argv: Sequence[str]) -> str:
     """The report format, also where the rest of the command line is wrong."""
-    for index, word in enumerate(argv):
-        value = word.removeprefix("--output=").removeprefix("-o") if word.startswith(("--output=", "-o")) and word != "-o" else None
-        if word in ("-o", "--output") and index + 1 < len(argv):
-            value = argv[index + 1]
-        if value is not None and value.lstrip("=") in ("json", "yaml"):
-            return value.lstrip("=")
-    return "text"
+    found = "text"
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        option = _OUTPUT.fullmatch(word)
+        value = (option[1] or following) if option else None
+        if value in ("text", "json", "yaml"):
+            found = value
+    return found
 
 
 def read_schema() -> str:
@@ -355,8 +363,9 @@ def _drive(request: Request, argv: list[str]) -> Outcome:
     import uuid
 
     from kubectl_gpu_transition.adapters.clock import SystemClock
-    from kubectl_gpu_transition.adapters.cluster import KubeCluster, load_kubeconfig
+    from kubectl_gpu_transition.adapters.cluster import KubeCluster
     from kubectl_gpu_transition.adapters.fleet import GitFleet
+    from kubectl_gpu_transition.adapters.kubeconfig import Kubeconfig
     from kubectl_gpu_transition.adapters.signals import FLAG
     from kubectl_gpu_transition.adapters.terminal import StandardTerminal
     from kubectl_gpu_transition.engine import Engine
@@ -370,8 +379,7 @@ def _drive(request: Request, argv: list[str]) -> Outcome:
         if request.verbose:
             terminal.say(line)
 
-    configuration, context = load_kubeconfig(request.kubeconfig, request.context)
-    cluster = KubeCluster(configuration, context, request.request_timeout, log)
+    cluster = KubeCluster(Kubeconfig(request.kubeconfig, request.context), request.request_timeout, log)
     fleet = GitFleet(request.repo, os.environ, token_env=request.token_env, git_timeout=request.git_timeout, log=log)
     engine = Engine(
         request,

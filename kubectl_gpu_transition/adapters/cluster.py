@@ -1,4 +1,4 @@
-"""The API server: configuration and credentials of the kubernetes client, transport by urllib3, objects as plain JSON.
+"""The API server: transport by urllib3, objects as plain JSON.
 
 Reads are quorum reads and may be tried again; a patch is sent once, and every error is sorted by the one question that matters:
 was it refused for certain, or may it have happened? No client object or exception leaves this module.
@@ -7,17 +7,14 @@ was it refused for certain, or may it have happened? No client object or excepti
 from __future__ import annotations
 
 import json
-import os
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import urllib3
-import yaml
 
-from kubectl_gpu_transition.adapters import lazyclient
+from kubectl_gpu_transition.adapters.kubeconfig import Kubeconfig
 from kubectl_gpu_transition.failures import (
     Failure,
     Forbidden,
@@ -27,15 +24,9 @@ from kubectl_gpu_transition.failures import (
     RefusedByServer,
     UnknownOutcome,
     Unreachable,
-    Usage,
 )
 from kubectl_gpu_transition.model import FIELD_MANAGER, GitopsFacts, NodeView, PodView
 from kubectl_gpu_transition.views import gitops_facts, node_view, permitted_host_devices, pod_view
-
-lazyclient.install()
-from kubernetes.client.configuration import Configuration  # noqa: E402  (after the lazy package stands)
-from kubernetes.config import kube_config  # noqa: E402
-from kubernetes.config.config_exception import ConfigException  # noqa: E402
 
 PAGE = 500  # objects a page, as kubectl asks for
 _TRIES = 3  # of a read, and of a patch that the server had no time for (429)
@@ -54,46 +45,6 @@ class ServerStatus(Exception):
         self.code, self.message, self.retry_after = code, message, retry_after
 
 
-def load_kubeconfig(path: str, context: str | None) -> tuple[Configuration, str]:
-    """Configuration and context name of exactly this kubeconfig. Raises Usage for everything that can be told without a request."""
-    if not os.path.isfile(path):
-        raise Usage("kubeconfig-missing", f"--kubeconfig {path}: no such file", "name the cluster's admin kubeconfig")
-    try:
-        with open(path, encoding="utf-8") as stream:
-            content = yaml.safe_load(stream)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Usage(
-            "kubeconfig-unreadable", f"--kubeconfig {path}: not readable as a kubeconfig: {_first_line(error)}", "check the file"
-        ) from error
-    if not isinstance(content, dict) or not isinstance(content.get("contexts"), list) or not content["contexts"]:
-        raise Usage("kubeconfig-unreadable", f"--kubeconfig {path}: it is not a kubeconfig with contexts", "check the file")
-    names = [str(entry.get("name")) for entry in content["contexts"] if isinstance(entry, dict)]
-    chosen = context or content.get("current-context")
-    if not chosen:
-        raise Usage("context-unknown", f"--kubeconfig {path} has no current-context", f"name one with --context: {', '.join(names)}")
-    if chosen not in names:
-        raise Usage("context-unknown", f"--kubeconfig {path} has no context {chosen!r}", f"it has: {', '.join(names)}")
-    configuration = Configuration()
-    try:
-        loader = kube_config.KubeConfigLoader(content, active_context=chosen, config_base_path=os.path.dirname(os.path.abspath(path)))
-        loader.load_and_set(configuration)
-        user = loader._user.value if loader._user is not None else {}
-    except (ConfigException, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise Usage("kubeconfig-unreadable", f"--kubeconfig {path}, context {chosen}: {_first_line(error)}", "check the file") from error
-    if isinstance(user, dict) and "exec" in user and not configuration.api_key and not configuration.cert_file:
-        raise Usage(
-            "credential-plugin",
-            f"--kubeconfig {path}, context {chosen}: the credential plugin {_command(user)} gave no credential",
-            "run it by hand and see what it says; log in again",
-        )
-    return configuration, str(chosen)
-
-
-def _command(user: dict[str, Any]) -> str:
-    plugin = user.get("exec")
-    return str(plugin.get("command")) if isinstance(plugin, dict) else "?"
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -101,19 +52,9 @@ def _first_line(error: BaseException) -> str:
 class KubeCluster:
     """One API server, as the port ``Cluster``. ``timeout`` in seconds for one request; ``log`` gets a line for each, without secrets."""
 
-    def __init__(self, configuration: Configuration, context: str, timeout: float, log: Callable[[str], None]) -> None:
-        self.context, self.server, self.timeout, self._log = context, str(configuration.host), timeout, log
-        self._configuration = configuration
-        options: dict[str, Any] = {}
-        if self.server.startswith("https"):
-            options["ssl_context"] = _tls(configuration)
-            if configuration.tls_server_name:
-                options["server_hostname"] = options["assert_hostname"] = configuration.tls_server_name
-        self._pool = (
-            urllib3.ProxyManager(configuration.proxy, maxsize=8, **options)
-            if configuration.proxy
-            else urllib3.PoolManager(maxsize=8, **options)
-        )
+    def __init__(self, kubeconfig: Kubeconfig, timeout: float, log: Callable[[str], None]) -> None:
+        self._kubeconfig, self.timeout, self._log = kubeconfig, timeout, log
+        self.context, self.server = kubeconfig.context, kubeconfig.server
 
     # ------------------------------------------------------------ transport
 
@@ -128,23 +69,24 @@ class KubeCluster:
         read_timeout: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """One request, once. Raises ServerStatus for an answer that is not 2xx, urllib3's errors for no answer."""
-        headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
-        authorization = self._configuration.get_api_key_with_prefix("authorization")
-        if authorization:
-            headers["Authorization"] = authorization
-        if body is not None:
-            headers["Content-Type"] = kind
         url = f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=self.timeout, read=read_timeout or self.timeout)
-        begun = time.monotonic()
-        code: int | str = "no answer"
-        try:
-            response = self._pool.request(
-                method, url, body=body, headers=headers, timeout=timeout, retries=False, redirect=False, preload_content=not stream
-            )
-            code = response.status
-        finally:
-            self._log(f"{method} {url} -> {code} ({time.monotonic() - begun:.3f} s)")
+        for attempt in range(2):
+            headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, **self._kubeconfig.headers()}
+            if body is not None:
+                headers["Content-Type"] = kind
+            begun = time.monotonic()
+            code: int | str = "no answer"
+            try:
+                response = self._kubeconfig.pool().request(
+                    method, url, body=body, headers=headers, timeout=timeout, retries=False, redirect=False, preload_content=not stream
+                )
+                code = response.status
+            finally:
+                self._log(f"{method} {url} -> {code} ({time.monotonic() - begun:.3f} s)")
+            # Nobody acts on a request of somebody unknown, so it may be sent again as somebody known.
+            if response.status != 401 or attempt or not self._kubeconfig.renew():
+                break
         if not 200 <= response.status < 300:
             raise _status(response)
         return response
@@ -349,20 +291,3 @@ def _status(response: urllib3.BaseHTTPResponse) -> ServerStatus:
         message = data[:200].decode("utf-8", "replace").strip()
     wait = response.headers.get("Retry-After", "")
     return ServerStatus(response.status, message, float(wait) if wait.isdigit() else 0.0)
-
-
-def _tls(configuration: Configuration) -> ssl.SSLContext:
-    """The TLS context, with keys read once: the files that the client library writes for inline keys are removed at once."""
-    try:
-        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
-        if not configuration.verify_ssl:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if configuration.cert_file:
-            context.load_cert_chain(configuration.cert_file, configuration.key_file)
-    except (OSError, ValueError) as error:
-        raise Usage(
-            "kubeconfig-unreadable", f"a certificate or key of the kubeconfig can not be used: {_first_line(error)}", "check the kubeconfig"
-        ) from error
-    finally:
-        kube_config._cleanup_temp_files()
-    return context
