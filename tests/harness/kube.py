@@ -3,6 +3,7 @@
 It sends exactly what it is told and hands back exactly what the server said, so that a test
 shows the server's own behaviour: no retries, no models, no defaults filled in.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -50,9 +51,17 @@ class Kube:
     trailing underscore removed (`continue_`), true as `true`, and None left out.
     """
 
-    def __init__(self, url: str, *, ca: str | Path | bytes | None = None, cert: str | Path | None = None,
-                 key: str | Path | None = None, token: str | None = None,
-                 user_agent: str = "test/1", timeout: float = 30) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca: str | Path | bytes | None = None,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
+        token: str | None = None,
+        user_agent: str = "test/1",
+        timeout: float = 30,
+    ) -> None:
         self.url, self.token, self.user_agent, self.timeout = url, token, user_agent, timeout
         self.ca, self.cert, self.key = ca, cert, key
         self._tls: ssl.SSLContext | None = None
@@ -71,8 +80,7 @@ class Kube:
 
     def with_agent(self, user_agent: str) -> Kube:
         """The same server and identity under another User-Agent (the default field manager)."""
-        return Kube(self.url, ca=self.ca, cert=self.cert, key=self.key, token=self.token,
-                    user_agent=user_agent, timeout=self.timeout)
+        return Kube(self.url, ca=self.ca, cert=self.cert, key=self.key, token=self.token, user_agent=user_agent, timeout=self.timeout)
 
     def get(self, path: str, **query: Any) -> Json:
         """One object, or one page of a list as the server sent it."""
@@ -99,8 +107,7 @@ class Kube:
         """DELETE; `grace` in seconds, None for the object's own; the query's options count, for there is no body."""
         return self._json("DELETE", path, {"gracePeriodSeconds": grace, **query})
 
-    def patch(self, path: str, body: Any, kind: str = "merge", manager: str | None = "test",
-              dry_run: bool = False, **query: Any) -> Json:
+    def patch(self, path: str, body: Any, kind: str = "merge", manager: str | None = "test", dry_run: bool = False, **query: Any) -> Json:
         """PATCH of a kind in PATCH_TYPES; `manager` is the field manager (None: the User-Agent's)."""
         query = {"fieldManager": manager, "dryRun": "All" if dry_run else None, **query}
         return self._json("PATCH", path, query, body, PATCH_TYPES[kind])
@@ -119,8 +126,7 @@ class Kube:
                     if line.strip():
                         yield json.loads(line)
 
-    def raw(self, method: str, path: str, body: bytes | None = None,
-            headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
+    def raw(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
         """One request with nothing checked: status, Content-Type and body of the answer."""
         connection = self._connect()
         try:
@@ -130,8 +136,7 @@ class Kube:
         finally:
             connection.close()
 
-    def _json(self, method: str, path: str, query: Json, body: Any = None,
-              content_type: str = "application/json") -> Json:
+    def _json(self, method: str, path: str, query: Json, body: Any = None, content_type: str = "application/json") -> Json:
         kept: _Kept | None = getattr(self._local, "kept", None)
         reused = kept is not None
         if kept is None:
@@ -153,10 +158,14 @@ class Kube:
         result: Json = json.loads(answer.read())
         return result
 
-    def _send(self, connection: http.client.HTTPConnection, method: str, path: str, query: Json, body: Any,
-              content_type: str) -> http.client.HTTPResponse:
-        pairs = [(name.rstrip("_"), str(value).lower() if isinstance(value, bool) else value)
-                 for name, value in query.items() if value is not None]
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, query: Json, body: Any, content_type: str
+    ) -> http.client.HTTPResponse:
+        pairs = [
+            (name.rstrip("_"), str(value).lower() if isinstance(value, bool) else value)
+            for name, value in query.items()
+            if value is not None
+        ]
         target = f"{path}?{urlencode(pairs)}" if pairs else path
         headers = {"User-Agent": self.user_agent, "Accept": "application/json", **self._auth()}
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -2,7 +2,12 @@
 
 It serves the resources of ``simstore.RESOURCES`` over HTTPS as kube-apiserver does (tried on v1.20.2, see
 ``tests/e2e/test_api_conformance.py``): discovery, lists in pages, watches, patches with their guards, field managers, users and
-their rules, and a log of requests like an audit log. What it does not know, it refuses; there is no kubelet and no scheduler.
+their rules, and a log of requests like an audit log. What it does not serve, it refuses; there is no kubelet and no scheduler.
+
+Known differences: members that a built-in type does not have are kept (but for a node's spec, where they are dropped) and few fields
+are validated; a write that a subresource discards leaves no field manager (as since v1.22); objects of resource.k8s.io are not converted
+between its versions; a deleted namespace is empty at once; the pods of a DaemonSet are bound at once and its affinity is not looked at;
+no NoExecute taints and no evictions; bookmarks come even when nothing happened; no tables, no protobuf, no YAML.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import socket
 import ssl
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +35,14 @@ from .simcontrollers import Controllers
 from .simfields import BadSelector, Json, PatchFailed, field_selector, json_patch, label_selector, merge_patch, strategic_patch
 from .simstore import RESOURCES, Event, Refusal, Resource, Store, bad_request, details, not_found, parse_version
 
-VERSION = {"major": "1", "minor": "34+", "gitVersion": "v1.34.0-sim", "gitCommit": "", "gitTreeState": "", "buildDate": "1970-01-01T00:00:00Z"}
+VERSION = {
+    "major": "1",
+    "minor": "34+",
+    "gitVersion": "v1.34.0-sim",
+    "gitCommit": "",
+    "gitTreeState": "",
+    "buildDate": "1970-01-01T00:00:00Z",
+}
 VERSION |= {"goVersion": "", "compiler": "", "platform": ""}
 _VERBS = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create"}
 _BOOKMARK_SECONDS = 60.0
@@ -64,9 +77,10 @@ class Target:
 class SimCluster:
     """The server; use it as a context manager, or ``start`` and ``stop`` it.
 
-    `absent` names groups (``kubevirt.io``) or group versions (``resource.k8s.io/v1``) that this server does not have; it may be set anew
-    at any time. `history` is how many changes are kept for watches and continued lists. `taint_cordoned` and `run_daemonsets` switch the
-    built-in controllers, at any time. `ca_pem` is the certificate of the CA, `url` where to ask, `admin_token` a token of the user ``admin``, who may do everything.
+    `absent` names groups (``kubevirt.io``) or group versions (``resource.k8s.io/v1``) that this server does not have; it may be set
+    anew at any time. `history` is how many changes are kept for watches and continued lists. `taint_cordoned` and `run_daemonsets`
+    switch the built-in controllers, at any time. `ca_pem` is the certificate of the CA, `url` where to ask, `admin_token` a token of
+    the user ``admin``, who may do everything.
     """
 
     def __init__(
@@ -272,6 +286,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(refusal.code, refusal.body)
         except BadSelector as error:
             self._answer(400, bad_request(str(error)).body)
+        except OSError:
+            raise  # the client went away
+        except Exception as error:  # a bug here must not look like a network that fails
+            traceback.print_exc()
+            self._answer(500, Refusal(500, "InternalError", f"bug in the simulated server: {error!r}").body)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
@@ -332,7 +351,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         qualified = f"{target.plural}.{target.group}" if target.group else target.plural
         where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-        message = f'{qualified}{f" {json.dumps(name)}" if name else ""} is forbidden: User "{user.name}" cannot {self.verb} resource "{plural}" '
+        message = (
+            f'{qualified}{f" {json.dumps(name)}" if name else ""} is forbidden: User "{user.name}" cannot {self.verb} resource "{plural}" '
+        )
         about = {"name": name, "group": target.group, "kind": target.plural}
         message += f'in API group "{target.group}" {where}'
         raise Refusal(403, "Forbidden", message, {key: value for key, value in about.items() if value})
@@ -400,7 +421,11 @@ class _Handler(BaseHTTPRequestHandler):
             given = "".join(self._options().get("dryRun") or [])
         if given not in ("", "All"):
             kind = {"POST": "CreateOptions", "PATCH": "PatchOptions", "PUT": "UpdateOptions"}.get(self.command, "DeleteOptions")
-            cause = {"reason": "FieldValueNotSupported", "message": f'Unsupported value: []string{{"{given}"}}: supported values: "All"', "field": "dryRun"}
+            cause = {
+                "reason": "FieldValueNotSupported",
+                "message": f'Unsupported value: []string{{"{given}"}}: supported values: "All"',
+                "field": "dryRun",
+            }
             about = {"group": "meta.k8s.io", "kind": kind, "causes": [cause]}
             raise Refusal(422, "Invalid", f'{kind}.meta.k8s.io "" is invalid: dryRun: {cause["message"]}', about)
         return bool(given)
@@ -415,7 +440,10 @@ class _Handler(BaseHTTPRequestHandler):
         """A resourceVersion that is asked for, which must not be in the future (the watch cache waits 3 s for it)."""
         version = parse_version(self.query.get(name, ""), f'resourceVersion: Invalid value: "{self.query.get(name)}": ')
         if version > self.cluster.store.revision:
-            about: Json = {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}], "retryAfterSeconds": 1}
+            about: Json = {
+                "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
+                "retryAfterSeconds": 1,
+            }
             raise Refusal(504, "Timeout", f"Timeout: Too large resource version: {version}, current: {self.cluster.store.revision}", about)
         return version
 
@@ -465,7 +493,10 @@ class _Handler(BaseHTTPRequestHandler):
         items = [self._out(resource, obj) for _, obj in page]
         if not resource.custom:  # the items of a typed list do not repeat the kind
             items = [{name: value for name, value in item.items() if name not in ("kind", "apiVersion")} for item in items]
-        self._answer(200, {"kind": f"{resource.kind}List", "apiVersion": resource.api_version(self.target.version), "metadata": metadata, "items": items})
+        self._answer(
+            200,
+            {"kind": f"{resource.kind}List", "apiVersion": resource.api_version(self.target.version), "metadata": metadata, "items": items},
+        )
 
     def _watch(self, resource: Resource) -> None:
         """Stream changes until the time is up, the client leaves or the server stops."""
@@ -523,10 +554,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     # Writing
 
-    def _decoded(self) -> Any:
+    def _decoded(self, accepted: str = "application/json") -> Any:
         if self.parsed is None:
-            if self._content_type not in ("", "application/json"):
-                message = "the body of the request was in an unknown format - accepted media types include: application/json"
+            if self._content_type not in ("", accepted):
+                message = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
                 raise Refusal(415, "UnsupportedMediaType", message, {})
             raise bad_request("the object provided is unrecognized: couldn't get version/kind; json parse error")
         return self.parsed
@@ -559,7 +590,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: fieldManager: {problem}', about)
         force = self.query.get("force") in ("1", "true")
         place = (resource, self.target.version, self._namespace, self.target.name)
-        obj, new = self.cluster.store.apply(*place, self.parsed, self._manager, force, dry_run)
+        obj, new = self.cluster.store.apply(*place, self._decoded("application/apply-patch+yaml"), self._manager, force, dry_run)
         self._answer(201 if new else 200, self._out(resource, obj))
 
     def _replacement(self) -> Callable[[Json], Json]:
@@ -610,7 +641,9 @@ class _Handler(BaseHTTPRequestHandler):
                 with contextlib.suppress(Refusal):  # gone meanwhile
                     items.append(self._out(resource, self.cluster.store.delete(resource, namespace, name, self._options(), dry_run)[0]))
         version = resource.api_version(self.target.version)
-        self._answer(200, {"kind": f"{resource.kind}List", "apiVersion": version, "metadata": {"resourceVersion": str(revision)}, "items": items})
+        self._answer(
+            200, {"kind": f"{resource.kind}List", "apiVersion": version, "metadata": {"resourceVersion": str(revision)}, "items": items}
+        )
 
     def _bind(self, resource: Resource) -> None:
         body = self._decoded()
@@ -717,7 +750,13 @@ def _group(name: str, versions: Sequence[str]) -> Json:
 
 def _discovered(resource: Resource) -> list[Json]:
     verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-    about: Json = {"name": resource.plural, "singularName": resource.kind.lower(), "namespaced": resource.namespaced, "kind": resource.kind, "verbs": verbs}
+    about: Json = {
+        "name": resource.plural,
+        "singularName": resource.kind.lower(),
+        "namespaced": resource.namespaced,
+        "kind": resource.kind,
+        "verbs": verbs,
+    }
     found = [{**about, "shortNames": list(resource.short)} if resource.short else about]
     if resource.status:
         found.append({**about, "name": f"{resource.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]})

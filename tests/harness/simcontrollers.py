@@ -112,12 +112,25 @@ class Controllers:
         metadata = daemonset["metadata"]
         if status != daemonset["status"]:
             self.store.update(
-                _DAEMONSETS, "v1", metadata["namespace"], metadata["name"], lambda obj: {**obj, "status": status}, MANAGER, subresource="status"
+                _DAEMONSETS,
+                "v1",
+                metadata["namespace"],
+                metadata["name"],
+                lambda obj: {**obj, "status": status},
+                MANAGER,
+                subresource="status",
             )
 
     def _create(self, daemonset: Json, node: str) -> None:
         metadata, template = daemonset["metadata"], copy.deepcopy(daemonset["spec"]["template"])
-        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": metadata["name"], "uid": metadata["uid"], "controller": True, "blockOwnerDeletion": True}
+        owner = {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
         revision = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
         labels = {**template["metadata"].get("labels", {}), "controller-revision-hash": revision, "pod-template-generation": "1"}
         about = {"generateName": f"{metadata['name']}-", "labels": labels, "ownerReferences": [owner]}

@@ -14,7 +14,7 @@ from typing import Any
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
-_Owner = tuple[str, str, str]
+Owner = tuple[str, str, str]
 
 
 class PatchFailed(Exception):
@@ -254,17 +254,9 @@ def encode_fields(paths: Iterable[Path]) -> Json:
     return tree
 
 
-class Conflicts(Exception):
-    """What an apply would take from others: the fields that each manager has."""
-
-    def __init__(self, taken: dict[_Owner, set[Path]]) -> None:
-        super().__init__()
-        self.taken = taken
-
-
 def applied_fields(given: Json, typed: bool) -> set[Path]:
     """What a manager owns by applying this object: the leaves and the elements of lists (``ToFieldSet``)."""
-    found = {path for path, value in _flatten(given, (), "", typed) if value is not _CONTAINER or path[-1].startswith("k:")}
+    found = {path for path, value in _flatten(given, (), "", typed) if value is not _CONTAINER or "".join(path[-1:]).startswith("k:")}
     return found - _STRIPPED - {()}
 
 
@@ -280,7 +272,7 @@ def without(obj: Json, paths: Iterable[Path]) -> Json:
     return result
 
 
-def owned_fields(obj: Json) -> dict[_Owner, tuple[set[Path], str]]:
+def owned_fields(obj: Json) -> dict[Owner, tuple[set[Path], str]]:
     """What each manager of an object owns, and since when."""
     entries = obj["metadata"].get("managedFields") or []
     return {
@@ -290,13 +282,11 @@ def owned_fields(obj: Json) -> dict[_Owner, tuple[set[Path], str]]:
     }
 
 
-def track(
-    old: Json, new: Json, manager: str, api_version: str, now: str, typed: bool, applied: set[Path] | None = None, force: bool = False
-) -> list[Json]:
+def track(old: Json, new: Json, manager: str, api_version: str, now: str, typed: bool, applied: set[Path] | None = None) -> list[Json]:
     """The managedFields of `new` after an update of `old` by `manager` (``Updater.Update`` and what wraps it).
 
     `old` has no uid on a create: then it is what Go writes of an empty object, which nobody owns. An entry's time moves only when
-    its manager gets a field that it did not own. `applied` makes it an apply, which takes from others by `force` only (Conflicts).
+    its manager gets a field that it did not own. `applied` makes it an apply of these fields.
     """
     given = new["metadata"].get("managedFields")
     owned = {} if given == [{}] else owned_fields(new) or owned_fields(old)
@@ -305,10 +295,6 @@ def track(
     taken, removed = compare(old, new, typed)
     me = (manager, "Update" if applied is None else "Apply", api_version)
     mine, since = owned.pop(me, (set[Path](), now))
-    if applied is not None and not force:
-        lost = {who: paths & taken for who, (paths, _) in owned.items() if paths & taken}
-        if lost:
-            raise Conflicts(lost)
     result = {who: (paths - taken - removed, time) for who, (paths, time) in owned.items()}
     if applied is None:
         result[me] = ((mine | taken) - removed, since if taken <= mine else now)
@@ -318,16 +304,23 @@ def track(
     _cap(kept)
     rank = sorted(kept.items(), key=lambda item: (item[0][1], item[1][1], item[0][0]))
     return [
-        {"manager": who[0], "operation": who[1], "apiVersion": who[2], "time": time, "fieldsType": "FieldsV1", "fieldsV1": encode_fields(paths)}
+        {
+            "manager": who[0],
+            "operation": who[1],
+            "apiVersion": who[2],
+            "time": time,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": encode_fields(paths),
+        }
         for who, (paths, time) in rank
     ]
 
 
-def _cap(owned: dict[_Owner, tuple[set[Path], str]]) -> None:
+def _cap(owned: dict[Owner, tuple[set[Path], str]]) -> None:
     """Merge the oldest Update entries into one while there are too many (``capUpdateManagers``)."""
     updaters = sorted((who for who in owned if who[1] == "Update"), key=lambda who: (owned[who][1], who[0]))
     count = len(updaters)
-    first: dict[str, _Owner] = {}
+    first: dict[str, Owner] = {}
     for who in updaters:
         if count <= MAX_UPDATE_MANAGERS:
             return

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from .simfields import Conflicts, Json, Path, applied_fields, merge_patch, owned_fields, strategic_patch, track, without
+from .simfields import Json, Owner, Path, applied_fields, compare, merge_patch, owned_fields, strategic_patch, track, without
 
 Key = tuple[str, str]
 
@@ -55,7 +55,15 @@ def _custom(group: str, version: str, plural: str, kind: str, namespaced: bool, 
 
 _DRA = ("v1", "v1beta2", "v1beta1")
 # Field selectors: pkg/apis/core/v1/conversion.go and the registries' GetAttrs; for others name and namespace only.
-_POD_FIELDS = ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase", "status.podIP", "status.nominatedNodeName")
+_POD_FIELDS = (
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "status.phase",
+    "status.podIP",
+    "status.nominatedNodeName",
+)
 
 RESOURCES = (
     Resource("", ("v1",), "namespaces", "Namespace", False, status=True, short=("ns",), fields=("status.phase",)),
@@ -204,7 +212,9 @@ class Store:
 
     # Writing
 
-    def create(self, resource: Resource, version: str, namespace: str, given: Json, manager: str, dry_run: bool = False, applied: bool = False) -> Json:
+    def create(
+        self, resource: Resource, version: str, namespace: str, given: Json, manager: str, dry_run: bool = False, applied: bool = False
+    ) -> Json:
         """A new object; Refusals 400, 404 (namespace), 409 and 422."""
         with self.changed:
             obj = _checked(resource, version, given)
@@ -250,9 +260,11 @@ class Store:
         dry_run: bool = False,
         put: bool = False,
         applied: set[Path] | None = None,
-        force: bool = False,
     ) -> Json:
-        """Replace an object by what `change` makes of a copy of it, unless the result names another version; a change of nothing is none."""
+        """Replace an object by what `change` makes of a copy of it; what changes nothing does not move the version.
+
+        Refusals 404, 400 (another name), 409 (the result names another version or, of a PUT, another uid), 422 and 500.
+        """
         with self.changed:
             if put:
                 _check_url(_checked(resource, version, change({})), name)
@@ -272,7 +284,7 @@ class Store:
                 raise conflict(resource, name)
             _default(resource, obj)
             _keep(resource, old, obj, subresource)
-            _set_managed(resource, version, old, obj, manager, applied, force)
+            _set_managed(resource, version, old, obj, manager, applied)
             metadata["resourceVersion"] = before["resourceVersion"]
             if {**obj, "apiVersion": ""} == {**old, "apiVersion": ""}:
                 return old
@@ -290,7 +302,8 @@ class Store:
                 raise bad_request("metadata.managedFields must be nil")
             if (namespace, name) not in self._objects[resource.qualified]:
                 return self.create(resource, version, namespace, given, manager, dry_run, applied=True), True
-            owned = owned_fields(self.get(resource, namespace, name))
+            old = self.get(resource, namespace, name)
+            owned = owned_fields(old)
             fields = applied_fields(given, not resource.custom)
             mine, _ = owned.pop((manager, "Apply", resource.api_version(version)), (set[Path](), ""))
             dropped = mine - fields - {path for paths, _ in owned.values() for path in paths}
@@ -300,7 +313,11 @@ class Store:
                 result: Json = merge(without(obj, dropped), given)
                 return result
 
-            return self.update(resource, version, namespace, name, change, manager, dry_run=dry_run, applied=fields, force=force), False
+            taken, _ = compare(old, change(old), not resource.custom)
+            lost = {who: paths & taken for who, (paths, _) in owned.items() if paths & taken}
+            if lost and not force:
+                raise _apply_conflict(lost)
+            return self.update(resource, version, namespace, name, change, manager, dry_run=dry_run, applied=fields), False
 
     def delete(self, resource: Resource, namespace: str, name: str, options: Json, dry_run: bool = False) -> tuple[Json, bool]:
         """Delete an object or begin to; the object as it is then or was last, and whether it is gone."""
@@ -312,8 +329,12 @@ class Store:
                 problem = f"the UID in the precondition ({wanted['uid']}) does not match the UID in record ({before['uid']}). "
                 raise conflict(resource, name, problem + "The object might have been deleted and then recreated", resource.kind)
             if wanted.get("resourceVersion", before["resourceVersion"]) != before["resourceVersion"]:
-                problem = f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the ResourceVersion in record "
-                raise conflict(resource, name, problem + f"({before['resourceVersion']}). The object might have been modified", resource.kind)
+                problem = (
+                    f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the ResourceVersion in record "
+                )
+                raise conflict(
+                    resource, name, problem + f"({before['resourceVersion']}). The object might have been modified", resource.kind
+                )
             grace = _grace(resource, old, options.get("gracePeriodSeconds"))
             obj = copy.deepcopy(old)
             metadata = obj["metadata"]
@@ -392,7 +413,18 @@ class Store:
 
 
 # The zero values that Go writes although nobody set them: they belong to no field manager.
-_NODE_INFO = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture")
+_NODE_INFO = (
+    "machineID",
+    "systemUUID",
+    "bootID",
+    "kernelVersion",
+    "osImage",
+    "containerRuntimeVersion",
+    "kubeletVersion",
+    "kubeProxyVersion",
+    "operatingSystem",
+    "architecture",
+)
 _NODE_STATUS: Json = {"daemonEndpoints": {"kubeletEndpoint": {"Port": 0}}, "nodeInfo": dict.fromkeys(_NODE_INFO, "")}
 _TEMPLATE: Json = {"metadata": {"creationTimestamp": None}, "spec": {"containers": None}}
 _DS_STATUS: Json = dict.fromkeys(("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady"), 0)
@@ -434,7 +466,9 @@ def _checked(resource: Resource, version: str, given: Any, patch: bool = False) 
     version_text, cordon = metadata.get("resourceVersion", ""), (given.get("spec") or {}).get("unschedulable", False)
     if not all(found is None or isinstance(found, dict) for found in maps_of_text) or not isinstance(version_text, str | None):
         raise _undecodable(patch)
-    if not all(text is None or isinstance(text, str) for text in texts) or (resource.kind == "Node" and not isinstance(cordon, bool | None)):
+    if not all(text is None or isinstance(text, str) for text in texts) or (
+        resource.kind == "Node" and not isinstance(cordon, bool | None)
+    ):
         raise _undecodable(patch)
     _check_texts(resource, metadata)
     return copy.deepcopy({**given, "kind": kind, "apiVersion": api_version, "metadata": metadata})
@@ -544,7 +578,10 @@ def _default_pod(spec: Json) -> None:
             resources["requests"] = {**resources["limits"], **resources.get("requests", {})}
         container.setdefault("terminationMessagePath", "/dev/termination-log")
         container.setdefault("terminationMessagePolicy", "File")
-        container.setdefault("imagePullPolicy", "IfNotPresent" if ":" in container.get("image", "") and not container["image"].endswith(":latest") else "Always")
+        container.setdefault(
+            "imagePullPolicy",
+            "IfNotPresent" if ":" in container.get("image", "") and not container["image"].endswith(":latest") else "Always",
+        )
     spec.setdefault("restartPolicy", "Always")
     spec.setdefault("terminationGracePeriodSeconds", 30)
     spec.setdefault("dnsPolicy", "ClusterFirst")
@@ -586,12 +623,19 @@ def _admit(resource: Resource, obj: Json) -> None:
 
 def _qos(spec: Json) -> str:
     containers = [*spec.get("containers", []), *spec.get("initContainers", [])]
-    named = [{name: container["resources"].get(kind, {}).get(name) for kind in ("limits", "requests") for name in ("cpu", "memory")} for container in containers]
+    named = [
+        {name: container["resources"].get(kind, {}).get(name) for kind in ("limits", "requests") for name in ("cpu", "memory")}
+        for container in containers
+    ]
     if not any(amount for amounts in named for amount in amounts.values()):
         return "BestEffort"
     limits = [container["resources"].get("limits", {}) for container in containers]
     requests = [container["resources"].get("requests", {}) for container in containers]
-    same = all(limit.get(name) and limit.get(name) == request.get(name) for limit, request in zip(limits, requests, strict=True) for name in ("cpu", "memory"))
+    same = all(
+        limit.get(name) and limit.get(name) == request.get(name)
+        for limit, request in zip(limits, requests, strict=True)
+        for name in ("cpu", "memory")
+    )
     return "Guaranteed" if same else "Burstable"
 
 
@@ -601,7 +645,13 @@ def _keep(resource: Resource, old: Json, obj: Json, subresource: str) -> None:
     fixed = ["uid", "deletionGracePeriodSeconds", *([] if "deletionTimestamp" in before else ["deletionTimestamp"])]
     for field in fixed:
         if metadata.get(field, before.get(field)) != before.get(field):
-            raise invalid(resource, name, f"metadata.{field}", "FieldValueInvalid", f"Invalid value: {json.dumps(metadata[field])}: field is immutable")
+            raise invalid(
+                resource,
+                name,
+                f"metadata.{field}",
+                "FieldValueInvalid",
+                f"Invalid value: {json.dumps(metadata[field])}: field is immutable",
+            )
     for field in ("namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"):
         metadata.pop(field, None)
         if field in before:
@@ -622,7 +672,13 @@ def _keep(resource: Resource, old: Json, obj: Json, subresource: str) -> None:
     if resource.kind == "Pod" and not subresource:
         _check_pod_update(resource, old, obj)
     if resource.kind == "Node" and not subresource and old["spec"].get("providerID", "") not in ("", obj["spec"].get("providerID", "")):
-        raise invalid(resource, name, "spec.providerID", "FieldValueForbidden", 'Forbidden: node updates may not change providerID except from "" to valid')
+        raise invalid(
+            resource,
+            name,
+            "spec.providerID",
+            "FieldValueForbidden",
+            'Forbidden: node updates may not change providerID except from "" to valid',
+        )
     rest = ("metadata", "status", "apiVersion", "kind")
     if resource.generation and {k: v for k, v in obj.items() if k not in rest} != {k: v for k, v in old.items() if k not in rest}:
         obj["metadata"]["generation"] = before["generation"] + 1
@@ -643,21 +699,26 @@ def _check_pod_update(resource: Resource, old: Json, obj: Json) -> None:
         raise invalid(resource, old["metadata"]["name"], "spec", "FieldValueForbidden", problem)
 
 
-def _set_managed(
-    resource: Resource, version: str, old: Json, obj: Json, manager: str, applied: set[Path] | None = None, force: bool = False
-) -> None:
-    api_version = resource.api_version(version)
-    try:
-        managed = track(old, obj, manager, api_version, timestamp(), not resource.custom, applied, force)
-    except Conflicts as conflicts:
-        found = [(who, ".".join(["", *(part[2:] for part in path)])) for who, paths in conflicts.taken.items() for path in sorted(paths)]
-        said = [f'conflict with "{who[0]}"' + (f" using {who[2]}" if who[1] == "Update" else "") for who, _ in found]
-        causes = [{"reason": "FieldManagerConflict", "message": text, "field": path} for text, (_, path) in zip(said, found, strict=True)]
-        message = f"Apply failed with {len(found)} conflict{'s' if len(found) > 1 else ''}: {said[0]}: {found[0][1]}"
-        raise Refusal(409, "Conflict", message, {"causes": causes}) from None
+def _set_managed(resource: Resource, version: str, old: Json, obj: Json, manager: str, applied: set[Path] | None = None) -> None:
+    managed = track(old, obj, manager, resource.api_version(version), timestamp(), not resource.custom, applied)
     obj["metadata"].pop("managedFields", None)
     if managed:
         obj["metadata"]["managedFields"] = managed
+
+
+def _apply_conflict(lost: dict[Owner, set[Path]]) -> Refusal:
+    """409 for an apply that would take fields from others."""
+    causes = [
+        {
+            "reason": "FieldManagerConflict",
+            "message": f'conflict with "{who[0]}"' + (f" using {who[2]}" if who[1] == "Update" else ""),
+            "field": "".join(f".{part[2:]}" for part in path),
+        }
+        for who, paths in lost.items()
+        for path in sorted(paths)
+    ]
+    said = ", ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
+    return Refusal(409, "Conflict", f"Apply failed with {len(causes)} conflict{'s' if len(causes) > 1 else ''}: {said}", {"causes": causes})
 
 
 def _grace(resource: Resource, obj: Json, asked: int | None) -> int:
