@@ -74,7 +74,9 @@ def main() -> int:
             runs = play(world)
     text = README.read_text()
     for name, shown in runs.items():
-        text = re.sub(_FENCE.format(name), lambda _, name=name, shown=shown: f"<!-- run: {name} -->\n```console\n{shown}```\n", text, flags=re.DOTALL)
+        text = re.sub(
+            _FENCE.format(name), lambda _, name=name, shown=shown: f"<!-- run: {name} -->\n```console\n{shown}```\n", text, flags=re.DOTALL
+        )
     README.write_text(text)
     return 0
 

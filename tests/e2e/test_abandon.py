@@ -42,7 +42,10 @@ def test_a_transaction_before_its_push_is_given_up(world: World) -> None:
     assert (report["outcome"], report["from"], report["to"]) == ("abandoned", "pod-hami", "vm-passthrough")
     assert [check["name"] for check in report["checks"]] == ["fleet-remote", "fleet-rule", "fleet-cluster", "cordon", "holders"]
     steps = {step["name"]: step["status"] for step in report["steps"]}
-    assert steps == {**dict.fromkeys(("preflight", "wait", "uncordon"), "done"), **dict.fromkeys(("cordon", "recheck", "edit", "push"), "skipped")}
+    assert steps == {
+        **dict.fromkeys(("preflight", "wait", "uncordon"), "done"),
+        **dict.fromkeys(("cordon", "recheck", "edit", "push"), "skipped"),
+    }
     assert (world.mode(), world.is_cordoned(), world.annotation()) == ("pod-hami", False, None)
     assert world.fleet.snapshot() == fleet
     assert world.fleet.commits_with(left["id"]) == []

@@ -65,7 +65,7 @@ def refuse(world: World, result: Result, *words: str, code: int) -> None:
     for word in words:
         assert word in result.err + result.out, result
     assert "Traceback" not in result.err
-    assert [request for request in world.requests(user="system:anonymous")] == []
+    assert list(world.requests(user="system:anonymous")) == []
 
 
 def test_a_plugin_s_credential_is_used(world: World) -> None:
@@ -77,7 +77,8 @@ def test_a_plugin_s_credential_is_used(world: World) -> None:
 def test_a_plugin_is_told_of_the_cluster_when_it_asks_to_be(world: World) -> None:
     script = (
         "import json, os\ninfo = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
-        "assert info['spec']['cluster']['server'].startswith('https://'), info\nassert info['spec']['cluster']['certificate-authority-data']\n"
+        "assert info['spec']['cluster']['server'].startswith('https://'), info\n"
+        "assert info['spec']['cluster']['certificate-authority-data']\n"
         "assert info['spec']['interactive'] is False and os.environ['STAGE'] == 'test'\n" + answering(credential_status(world))
     )
     fields = {"provideClusterInfo": True, "env": [{"name": "STAGE", "value": "test"}]}
@@ -235,4 +236,5 @@ def test_a_preview_opens_no_file_for_writing_not_even_for_a_key(world: World) ->
     result = world.run("preview", env={"PYTHONPATH": str(hook), "AUDIT": str(log)})
     assert result.code == 0, result
     assert log.exists()
-    assert [line for line in log.read_text().splitlines() if line != os.devnull] == []
+    named = [line for line in log.read_text().splitlines() if line != os.devnull and not line.isdigit()]  # a number is a pipe
+    assert named == []

@@ -51,7 +51,12 @@ def annotate(world: World, value: dict[str, Any] | str | None) -> None:
 def state(world: World) -> tuple[object, ...]:
     """What a refusal must not change."""
     node = world.node()
-    return node["spec"].get("unschedulable"), node["metadata"].get("annotations", {}).get(ANNOTATION), world.fleet.snapshot(), world.fleet.tip()
+    return (
+        node["spec"].get("unschedulable"),
+        node["metadata"].get("annotations", {}).get(ANNOTATION),
+        world.fleet.snapshot(),
+        world.fleet.tip(),
+    )
 
 
 def refuse(world: World, *words: str, resume: bool, check: str = "cordon", code: int = 3, **options: Any) -> Result:
@@ -103,7 +108,10 @@ FOREIGN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any] | str], tuple
     "another direction": (another_direction, ("another direction", "--resume-cordoned", "abandon")),
     "another cluster": (lambda left: {**left, "cluster": "dc9"}, ("another cluster", "log --grep", f"{ANNOTATION}-")),
     "another version": (lambda left: {**left, "v": 2}, ("another version", "version of this program")),
-    "another node's uid": (lambda left: {**left, "uid": "0b6f8c1e-0000-4000-8000-000000000000"}, ("another node of this name", f"{ANNOTATION}-")),
+    "another node's uid": (
+        lambda left: {**left, "uid": "0b6f8c1e-0000-4000-8000-000000000000"},
+        ("another node of this name", f"{ANNOTATION}-"),
+    ),
     "unreadable": (lambda left: json.dumps(left)[:-9], ("not readable", f"{ANNOTATION}-")),
 }
 
