@@ -19,7 +19,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 import zlib
@@ -48,15 +47,20 @@ PRUNED = (
     "kubernetes/client/models/*",
     "kubernetes/[!c]*/*",
     "websocket/*",
-    # Servers, command lines and storage that the plugin does not have.
+    # Servers, command lines and storage that the plugin does not have; of dulwich also porcelain and what serves it alone.
     "argcomplete/bash_completion.d/*",
     "argcomplete/scripts/*",
     "charset_normalizer/cli/*",
     "dateutil/zoneinfo/*",
-    "dulwich/aiohttp/*",
-    "dulwich/cli.py",
-    "dulwich/cloud/*",
     "urllib3/contrib/emscripten/*",
+    "dulwich/aiohttp/*",
+    "dulwich/cloud/*",
+    "dulwich/porcelain/*",
+    "dulwich/server.py",
+    "dulwich/web.py",
+    *(f"dulwich/{name}.py" for name in ("__main__", "am", "annotate", "archive", "bisect", "cli", "diff", "fastexport")),
+    *(f"dulwich/{name}.py" for name in ("filter_branch", "lfs_server", "mailmap", "maintenance", "mbox", "range_diff")),
+    *(f"dulwich/{name}.py" for name in ("rerere", "stash", "subtree", "whitespace")),
 )
 
 
@@ -96,8 +100,8 @@ def read_distribution(name: str, version: str) -> dict[str, bytes]:
 
 def read_package() -> dict[str, bytes]:
     """The files of our own package."""
-    paths = [path for path in (ROOT / PACKAGE).rglob("*") if path.suffix in {".py", ".json"}]
-    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
+    files = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / PACKAGE).rglob("*")}
+    return {name: path.read_bytes() for name, path in files.items() if path.suffix in {".py", ".json"} and "/." not in name}
 
 
 def collect() -> dict[str, bytes]:
@@ -128,15 +132,15 @@ def pack_bytecode(sources: dict[str, bytes]) -> bytes:
     return len(head).to_bytes(8, "big") + head + body
 
 
-def compile_archive(archive: Path) -> None:
-    """In a child, under any Python: name of the bytecode entry and, after a line end, the pack itself on stdout."""
-    with zipfile.ZipFile(archive) as opened:
-        sources = {name: opened.read(name) for name in opened.namelist() if name.endswith(".py") and name != "__main__.py"}
+def compile_archive(archive: bytes) -> bytes:
+    """In a child, under any Python: the name of the bytecode entry and, after a line end, the pack itself."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        sources = {name: opened.read(name) for name in opened.namelist() if name.endswith(".py")}
     name = f"bytecode/{sys.implementation.cache_tag}-{util.MAGIC_NUMBER.hex()}"
-    sys.stdout.buffer.write(name.encode() + b"\n" + pack_bytecode(sources))
+    return name.encode() + b"\n" + pack_bytecode(sources)
 
 
-def read_bytecode(archive: Path, pythons: list[str]) -> dict[str, bytes]:
+def read_bytecode(archive: bytes, pythons: list[str]) -> dict[str, bytes]:
     """Bytecode entries made by those of the Pythons that are here and are 3.10 or newer, one for each version."""
     entries: dict[str, bytes] = {}
     for python in pythons:
@@ -147,8 +151,8 @@ def read_bytecode(archive: Path, pythons: list[str]) -> dict[str, bytes]:
         except OSError:
             continue
         # The order in which a frozenset is written depends on the hash seed before Python 3.12.
-        command = [python, "-s", "-S", "-B", "-W", "ignore", __file__, "--compile", str(archive)]
-        output = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, stdout=subprocess.PIPE, check=True).stdout
+        command = [python, "-s", "-S", "-B", "-W", "ignore", __file__, "--compile"]
+        output = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, input=archive, stdout=subprocess.PIPE, check=True).stdout
         name, pack = output.split(b"\n", 1)
         entries.setdefault(name.decode(), pack)
     return entries
@@ -159,58 +163,63 @@ def timestamp() -> int:
     return max(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), 315532800)
 
 
-def write_archive(target: Path, files: dict[str, bytes]) -> None:
-    """Write one executable archive of these files; bytecode is compressed already and stored as it is."""
-    with target.open("wb") as stream:
-        stream.write(SHEBANG)
-        with zipfile.ZipFile(stream, "w") as archive:
-            for name, content in sorted(files.items()):
-                info = zipfile.ZipInfo(name, time.gmtime(timestamp())[:6])
-                info.external_attr = 0o100644 << 16
-                info.create_system = 3
-                info.compress_type = zipfile.ZIP_STORED if name.startswith("bytecode/") else zipfile.ZIP_DEFLATED
-                archive.writestr(info, content, compresslevel=9)
-    target.chmod(0o755)
+def make_archive(files: dict[str, bytes]) -> bytes:
+    """One executable archive of these files; bytecode is compressed already and stored as it is."""
+    stream = io.BytesIO()
+    stream.write(SHEBANG)
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in sorted(files.items()):
+            info = zipfile.ZipInfo(name, time.gmtime(timestamp())[:6])
+            info.external_attr = 0o100644 << 16
+            info.create_system = 3
+            info.compress_type = zipfile.ZIP_STORED if name.startswith("bytecode/") else zipfile.ZIP_DEFLATED
+            archive.writestr(info, content, compresslevel=9)
+    return stream.getvalue()
 
 
-def write_tarball(target: Path, members: dict[str, tuple[Path, int]]) -> None:
-    """Write the .tar.gz that krew unpacks: regular files only, each with its mode."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, (path, mode) in sorted(members.items()):
+def make_tarball(files: dict[str, tuple[bytes, int]]) -> bytes:
+    """The .tar.gz that krew unpacks: regular files only, each with its mode."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, (content, mode) in sorted(files.items()):
             info = tarfile.TarInfo(name)
-            info.size, info.mode, info.mtime = path.stat().st_size, mode, timestamp()
-            with path.open("rb") as content:
-                archive.addfile(info, content)
-    target.write_bytes(gzip.compress(buffer.getvalue(), 9, mtime=0))
+            info.size, info.mode, info.mtime = len(content), mode, timestamp()
+            archive.addfile(info, io.BytesIO(content))
+    return gzip.compress(stream.getvalue(), 9, mtime=0)
+
+
+def build(output: Path, pythons: list[str]) -> None:
+    """Build everything into that folder, with bytecode for those of the Pythons that are here."""
+    files = collect()
+    bytecode = read_bytecode(make_archive(files), pythons)
+    executable = make_archive({**files, **bytecode, "__main__.py": (ROOT / ".ci" / "zipapp_main.py").read_bytes()})
+    tarball = make_tarball({EXECUTABLE: (executable, 0o755), "LICENSE": (files["LICENSE"], 0o644)})
+    digest = hashlib.sha256(tarball).hexdigest()
+    manifest = (ROOT / "krew-manifest.yaml").read_text().partition("\n")[2]  # the first line is about the original
+
+    output.mkdir(parents=True, exist_ok=True)
+    (output / f"{EXECUTABLE}.tar.gz").write_bytes(tarball)
+    (output / f"{EXECUTABLE}.tar.gz.sha256").write_text(f"{digest}  {EXECUTABLE}.tar.gz\n")
+    (output / "krew-manifest.yaml").write_text(manifest.replace("0" * 64, digest))
+    partial = output / f"{EXECUTABLE}.new"
+    partial.write_bytes(executable)
+    partial.chmod(0o755)
+    partial.replace(output / EXECUTABLE)  # last and at once: a build that was interrupted leaves none that looks finished
+    versions = ", ".join(sorted(name.removeprefix("bytecode/") for name in bytecode))
+    print(f"{EXECUTABLE}: {len(executable):,} bytes, with bytecode for {versions}")
 
 
 def main() -> None:
-    """Build everything below the folder asked for."""
+    """Build, or in a child process compile."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder to write to")
     parser.add_argument("--python", action="append", default=[], help="one more Python to compile bytecode for, if it is here")
-    parser.add_argument("--compile", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.compile:
-        return compile_archive(arguments.compile)
-    output: Path = arguments.output
-    output.mkdir(parents=True, exist_ok=True)
-    files = collect()
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder, "plain.zip")
-        write_archive(plain, files)
-        bytecode = read_bytecode(plain, [sys.executable, *arguments.python])
-    files["__main__.py"] = (ROOT / ".ci" / "zipapp_main.py").read_bytes()
-    executable, tarball = output / EXECUTABLE, output / f"{EXECUTABLE}.tar.gz"
-    write_archive(executable, files | bytecode)
-    write_tarball(tarball, {EXECUTABLE: (executable, 0o755), "LICENSE": (ROOT / "LICENSE", 0o644)})
-    digest = hashlib.sha256(tarball.read_bytes()).hexdigest()
-    manifest = (ROOT / "krew-manifest.yaml").read_text()
-    (output / "krew-manifest.yaml").write_text(re.sub(r"(?m)^(\s*sha256: ).*$", rf"\g<1>{digest}", manifest))
-    Path(f"{tarball}.sha256").write_text(f"{digest}  {tarball.name}\n")
-    versions = ", ".join(sorted(name.removeprefix("bytecode/") for name in bytecode))
-    print(f"{executable.name}: {executable.stat().st_size:,} bytes, with bytecode for {versions}")
+        sys.stdout.buffer.write(compile_archive(sys.stdin.buffer.read()))
+    else:
+        build(arguments.output, [sys.executable, *arguments.python])
 
 
 if __name__ == "__main__":

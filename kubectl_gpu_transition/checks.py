@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, replace
 
 from kubectl_gpu_transition import plan
-from kubectl_gpu_transition.gates import GATES, find_open_gates
+from kubectl_gpu_transition.gates import GATES, find_comments, find_open_gates
 from kubectl_gpu_transition.holders import describe_holder, find_holders
-from kubectl_gpu_transition.marks import find_marks
+from kubectl_gpu_transition.marks import find_marks, find_pod_marks
 from kubectl_gpu_transition.model import (
     ANNOTATION,
     Check,
@@ -54,8 +54,20 @@ class Look:
         return self.verdict is not None and self.verdict.entry == "wait"
 
 
+# What to do where a fact could not be told and the reason does not say more.
+_REMEDIES = {
+    "cluster-overlay": "see git fsck in the fleet checkout, or name another one with --repo",
+    "creation-gates": "mend the file, as any reviewed change",
+    "fleet-checkout": "see git status there, or name another checkout with --repo",
+    "fleet-remote": "see git remote -v and git branch -vv in the fleet checkout",
+    "fleet-identity": "see git config --list --show-origin in the fleet checkout",
+    "fleet-rule": "mend the file, as any reviewed change",
+}
+
+
 def _fail(name: str, problem: Problem) -> Check:
-    return Check(name, "fail", problem.message, problem.remedy)
+    """A check whose fact is not as it should be, or not to be had: an error while it was read fails it (spec section 3)."""
+    return Check(name, "fail", problem.message, problem.remedy or _REMEDIES.get(name, "see what the API server says, and try again"))
 
 
 def evaluate(look: Look) -> tuple[Check, ...]:
@@ -108,7 +120,7 @@ def evaluate_abandon(look: Look) -> tuple[Check, ...]:
                 "resume the transaction, or revert its commit, push that as any change, and abandon then",
             )
     node = look.observation.node
-    cordon = judge_abandon(look.request, node, look.claim) if isinstance(node, NodeView) else replace(_node(look), name="cordon")
+    cordon = judge_abandon(look.request, node, look.claim, tip) if isinstance(node, NodeView) else replace(_node(look), name="cordon")
     holders = _holders(look)
     holders = replace(holders, status="warn") if holders.status == "fail" and not _unread(look.observation) else holders
     return remote, rule, judge_fleet_cluster(look), cordon, holders
@@ -125,7 +137,7 @@ def is_at_target(request: Request, observation: Observation, fleet_cluster: Chec
     if not isinstance(node, NodeView) or isinstance(tip, Problem) or isinstance(observation.pods, Problem) or target is None:
         return False
     return (
-        target in supported_modes()
+        {request.source, target} <= set(supported_modes())
         and request.source is not target
         and read_rule_mode(tip.rule, request.node) is target
         and not find_missing_labels(node, target)
@@ -140,9 +152,8 @@ def is_at_target(request: Request, observation: Observation, fleet_cluster: Chec
 def moot_checks(look: Look) -> tuple[Check, ...]:
     """The checks of a node that is already at the target: all but the ones that said so are moot."""
     kept = {"modes", "fleet-cluster"}
-    return tuple(
-        check if check.name in kept else Check(check.name, "skip", "moot: the node is already at the target") for check in evaluate(look)
-    )
+    checks = evaluate(look) + ((Check("access", "skip", ""),) if look.request.command == "apply" else ())
+    return tuple(check if check.name in kept else Check(check.name, "skip", "moot: the node is already at the target") for check in checks)
 
 
 def _modes(look: Look) -> Check:
@@ -194,12 +205,11 @@ def judge_gates(request: Request, env: bytes | Problem | None, where: str) -> Ch
         return Check("creation-gates", "fail", f"{path} at {where} is not UTF-8 (byte {error.start})", "mend the file")
     if complaints:
         settings = " ".join(f"{gate}=false" for gate in GATES)
-        return Check(
-            "creation-gates",
-            "fail",
-            f"{path} at {where}: {'; '.join(complaints)}",
-            f"kube-dc bootstrap config set {request.cluster} {settings} --yes",
-        )
+        remedy = f"kube-dc bootstrap config set {request.cluster} {settings} --yes"
+        comments = find_comments(env)
+        if comments:
+            remedy += f" (it drops {' and '.join(comments)}: keep a comment on a line of its own)"
+        return Check("creation-gates", "fail", f"{path} at {where}: {'; '.join(complaints)}", remedy)
     return Check("creation-gates", "pass", f"both creation gates are false at {where}")
 
 
@@ -232,6 +242,10 @@ _RELATIONS = {
 
 def _remote(look: Look) -> Check:
     checkout, tip = look.observation.checkout, look.observation.tip
+    if checkout.head is None:
+        return Check("fleet-remote", "skip", "there is no commit to compare the remote with")
+    if checkout.branch is None:
+        return Check("fleet-remote", "skip", "HEAD is on no branch that could have a remote")
     if isinstance(checkout.route, Problem):
         return _fail("fleet-remote", checkout.route)
     if isinstance(tip, Problem):
@@ -245,7 +259,7 @@ def _remote(look: Look) -> Check:
         return Check(
             "fleet-remote",
             "fail",
-            f"HEAD {(checkout.head or '')[:12]} {message.format(tip=tip.tip[:12])}, {where}",
+            f"HEAD {checkout.head[:12]} {message.format(tip=tip.tip[:12])}, {where}",
             remedy.format(repo=look.request.repo),
         )
     if isinstance(tip.fetch_tip, Problem):
@@ -254,18 +268,22 @@ def _remote(look: Look) -> Check:
         return Check(
             "fleet-remote",
             "fail",
-            f"the fetch side {route.fetch_url} has {(tip.fetch_tip or 'no such branch')[:14]}, not HEAD {(checkout.head or '')[:12]}",
+            f"the fetch side {route.fetch_url} has {(tip.fetch_tip or 'no such branch')[:14]}, not HEAD {checkout.head[:12]}",
             "bring both sides of the remote to the same commit",
         )
     if isinstance(tip.history, Problem) and not look.waiting:
         return _fail("fleet-remote", tip.history)
     if look.push is not None:
-        return Check("fleet-remote", "fail" if look.request.command == "apply" else "warn", look.push.message, look.push.remedy)
+        refused = replace(look.push, message=f"a push would fail: {look.push.message}")
+        return replace(_fail("fleet-remote", refused), status="fail" if look.request.command == "apply" else "warn")
     return Check("fleet-remote", "pass", f"{where} is at HEAD")
 
 
 def _identity(look: Look) -> Check:
-    identity = look.observation.checkout.identity
+    checkout = look.observation.checkout
+    identity = checkout.identity
+    if checkout.head is None and checkout.branch is None:
+        return Check("fleet-identity", "skip", "there is no checkout to look into")
     if isinstance(identity, Problem):
         return _fail("fleet-identity", identity)
     same = identity.author == identity.committer
@@ -291,6 +309,10 @@ def _rule(look: Look) -> Check:
         return _fail("fleet-rule", edit)
     if isinstance(edit, RuleError):
         actual = read_rule_mode(look.observation.checkout.rule, look.request.node)
+        if source is None or MODES[source].refused:
+            return Check("fleet-rule", "skip", "no block in that mode is supported")
+        if actual is source and target is not None and MODES[target].refused:
+            return Check("fleet-rule", "pass", f"the block of {look.request.node} is in mode {source.value}")
         if actual is target and target is not None:
             return Check(
                 "fleet-rule",
@@ -342,6 +364,13 @@ def judge_fleet_cluster(look: Look) -> Check:
             "fail",
             f"the cluster behind the kubeconfig follows {path}, not {wanted}: it is another cluster",
             "check CLUSTER, --kubeconfig and --context",
+        )
+    if not (gitops.source or "").startswith("GitRepository "):
+        return Check(
+            "fleet-cluster",
+            "fail",
+            f"the Kustomization's source is {gitops.source}, no GitRepository: nothing tells that it follows what this checkout pushes",
+            "check --kubeconfig and --context: this may be another cluster",
         )
     if gitops.branch is None:
         return Check("fleet-cluster", absent, f"the Kustomization's source {gitops.source} does not exist", accept)
@@ -451,7 +480,10 @@ def _other_actors(look: Look) -> Check:
     node = look.observation.node
     if not isinstance(node, NodeView):
         return Check("other-actors", "skip", "the node was not read")
-    marks = find_marks(node)
+    if isinstance(look.observation.pods, Problem):
+        unread = look.observation.pods
+        return _fail("other-actors", Problem(f"whether a pod upgrades the node can not be told: {unread.message}", unread.remedy))
+    marks = (*find_marks(node), *find_pod_marks(look.observation.pods, node.name))
     if marks:
         return Check("other-actors", "fail", f"another operation is at work: {'; '.join(marks)}", "let it end, or end it with its own tool")
     return Check("other-actors", "pass", "no mark of another operation")

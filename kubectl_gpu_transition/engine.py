@@ -53,13 +53,13 @@ from kubectl_gpu_transition.model import (
 from kubectl_gpu_transition.patches import cordon_patch, recordon_patch
 from kubectl_gpu_transition.ports import Clock, Cluster, Fleet, Interrupts, Terminal
 from kubectl_gpu_transition.pushing import STALE, Push
-from kubectl_gpu_transition.record import Claim, encode, read_claim
+from kubectl_gpu_transition.record import BY_LENGTH, Claim, encode, read_claim
 from kubectl_gpu_transition.rule import Edit, RuleError, edit_block
 from kubectl_gpu_transition.session import Session, known
 from kubectl_gpu_transition.target import Goal, find_missing_labels, find_missing_owners, find_owners
 from kubectl_gpu_transition.truth import describe_truth
 from kubectl_gpu_transition.waiting import Wait
-from kubectl_gpu_transition.writes import read_same_node, write_node
+from kubectl_gpu_transition.writes import carries, cordoned_under, read_same_node, write_node
 
 CORDON_TRIES = 5  # spec section 4, step 1
 
@@ -82,8 +82,9 @@ class Engine:
         self.outcome = Outcome(request, [Step(name) for name in plan.STEPS])
         self.session = Session(request, cluster, fleet, clock, terminal, interrupts, self.outcome)
         self.new_id, self.host, self.command_line = new_id, host, command_line
-        self.confirmed = request.yes
-        self.locked = False
+        self.confirmed, self.introduced = request.yes, False
+        self.unlocked: Problem | None = None  # why this run does not hold the checkout's lock, where it wants it
+        self.probe: tuple[Problem | None] | None = None  # whether a push would be let in, asked once
 
     @property
     def request(self) -> Request:
@@ -109,20 +110,23 @@ class Engine:
         session, outcome = self.session, self.outcome
         outcome.error, outcome.error_step = error, session.current
         outcome.exit_code, outcome.word = exit_code(error, session.in_hands), outcome_word(error, session.in_hands)
-        transaction = session.transaction
+        transaction, request, gone = session.transaction, session.request, isinstance(error, NodeGone)
         if transaction is None:
+            if request.resume and isinstance(error, Interrupted):
+                outcome.headline = "this run changed nothing; the node is as the earlier run left it"
             return
-        request = session.request
         if isinstance(error, Interrupted) and not session.in_hands:
-            outcome.headline = "this run changed nothing; the node is still cordoned by the earlier run" if outcome.resumed else None
+            if outcome.node is not None and request.resume:
+                state = "still cordoned by the earlier run" if outcome.node.unschedulable else "SCHEDULABLE, the earlier run unfinished"
+                outcome.headline = f"this run changed nothing; the node is {state}"
         elif session.in_hands or outcome.resumed or request.command == "abandon":
-            describe_truth(session, isinstance(error, NodeGone))
+            gone = describe_truth(session, error) or gone
             outcome.inspect = plan.inspect_commands(request)
-        if isinstance(error, (NodeGone, EndedElsewhere)):
+        if gone or isinstance(error, EndedElsewhere):
             return
         if request.command == "abandon":
             outcome.resume_command = plan.abandon_command(request)
-        elif session.in_hands or outcome.resumed:
+        else:
             outcome.resume_command = plan.apply_command(request, transaction.source, transaction.target, resume=True)
 
     # ------------------------------------------------------------ preflight
@@ -131,6 +135,8 @@ class Engine:
         """One observation and what follows from it before any check."""
         session, request = self.session, self.request
         observation = session.observe()
+        if self.unlocked is not None and observation.checkout.locked is None:  # whoever had it has given it back, but not to this run
+            observation = replace(observation, checkout=replace(observation.checkout, locked=self.unlocked))
         node, tip = observation.node, observation.tip
         direction = None if request.command == "abandon" else (request.source, request.target)
         claim = read_claim(node, request.cluster, direction) if isinstance(node, NodeView) else Claim("none", "", None)
@@ -144,7 +150,8 @@ class Engine:
             verdict = resume.judge_tip(claim.transaction, request.node, tip)
         push = None
         if request.command != "abandon" and not isinstance(observation.checkout.route, Problem) and not isinstance(tip, Problem):
-            push = known(session.fleet.probe_push)
+            self.probe = self.probe or (known(session.fleet.probe_push),)
+            push = self.probe[0]
         look = Look(request, observation, claim, verdict, self._edit(observation), self._orphan(observation, claim), push)
         session.outcome.holders = ()
         if not isinstance(observation.pods, Problem) and not isinstance(observation.gpu_names, Problem):
@@ -161,16 +168,16 @@ class Engine:
             return error
 
     def _orphan(self, observation: Observation, claim: Claim) -> CommitFacts | None:
-        """A commit of this node and direction that is in force though no transaction is on the node (last row of the first resume table)."""
+        """A commit of this node and direction that is in force though no transaction is on the node (the first resume table's last row)."""
         request, tip = self.request, observation.tip
         if claim.kind != "none" or request.target is None or not isinstance(tip, TipFacts) or tip.tip is None:
             return None
         node, pods = observation.node, observation.pods
         if resume.read_rule_mode(tip.rule, request.node) is not request.target or not isinstance(node, NodeView):
             return None
-        if not isinstance(pods, Problem) and not find_missing_labels(node, request.target):
-            if not find_missing_owners(find_owners(pods, node.name), request.target):
-                return None  # the node has arrived: a cordon on it is somebody's own business
+        arrived = not isinstance(pods, Problem) and not find_missing_owners(find_owners(pods, node.name), request.target)
+        if arrived and not find_missing_labels(node, request.target):
+            return None  # the node has arrived: a cordon on it is somebody's own business
         commits = self.session.fleet.find_commits(tip.tip, plan.commit_subject(request.node, request.target))
         return commits[0] if not isinstance(commits, Problem) and commits else None
 
@@ -182,7 +189,7 @@ class Engine:
             if is_at_target(request, look.observation, judge_fleet_cluster(look)):
                 outcome.checks = moot_checks(look)
                 step.message = f"{request.node} is already at {request.target.value if request.target else '?'}"
-                session.skip(plan.STEPS, "the node is already at the target")
+                session.skip(plan.STEPS[1:], "the node is already at the target")
                 self._succeed("already-at-target")
                 return None
             if self._must_cordon_first(look):
@@ -220,7 +227,7 @@ class Engine:
         node = look.observation.node
         if not isinstance(node, NodeView) or self.request.command != "apply" or not self.request.resume:
             return False
-        return look.claim.kind == "ours" and not node.unschedulable and judge_fleet_cluster(look).status != "fail"
+        return look.claim.kind == "ours" and not node.unschedulable and judge_fleet_cluster(look).status in ("pass", "warn")
 
     def _access(self, look: Look) -> Check:
         """A server-side dry run of the cordon patch: RBAC and admission, proven."""
@@ -242,9 +249,10 @@ class Engine:
         """Show where this goes, and ask once. Raises Usage when the answer is not the node's name."""
         session, request, route = self.session, self.request, look.observation.checkout.route
         remote = f"{route.remote} {route.push_url}, branch {route.branch}" if not isinstance(route, Problem) else "unknown"
-        lines = [f"context {session.cluster.context}, server {session.cluster.server}", f"remote {remote}"]
-        for line in lines:
-            session.say(line)
+        if not self.introduced:
+            session.say(f"context {session.cluster.context}, server {session.cluster.server}")
+            session.say(f"remote {remote}")
+        self.introduced = True
         if self.confirmed:
             return
         modes = f"{request.source.value} to {request.target.value}" if request.source and request.target else ""
@@ -266,23 +274,20 @@ class Engine:
 
     def _apply(self) -> None:
         session = self.session
-        problem = session.fleet.take_lock(self.command_line)
-        self.locked = problem is None
+        self.unlocked = session.fleet.take_lock(self.command_line)
+        push = Push(session, self.unlocked is None)
         look = self._preflight()
         if look is None:
             return
         self._confirm(look)
-        if session.clock.monotonic() - look.observation.taken > STALE:
-            look = self._preflight()
+        if look.claim.kind == "none":
+            look = self._cordon(look, push)
             if look is None:
                 return
-        session.interrupts.hold()
-        push = Push(session, self.locked)
-        if look.claim.kind == "ours":
+        else:
+            session.interrupts.hold()
             session.in_hands = True
             session.skip(("cordon",), "the node is cordoned by this transaction")
-        else:
-            self._cordon(look, push)
         push.bring_tip_to_target(look)
         session.fleet.release_lock()
         self._wait(Goal(session.running.target), abandoning=False)
@@ -307,18 +312,14 @@ class Engine:
         session.skip(("cordon", "recheck", "edit", "push"), "abandon does not make this step")
         node = look.observation.node
         assert isinstance(node, NodeView)
-        self._wait(Goal(session.running.source, no_holders=False, cordoned=node.unschedulable), abandoning=True)
+        # After an announcement the change may have been in force, and somebody may have got a device by it.
+        no_holders = session.running.phase == "pushing" and node.unschedulable
+        self._wait(Goal(session.running.source, no_holders, cordoned=node.unschedulable), abandoning=True)
         self._succeed("abandoned")
 
     def _wait(self, goal: Goal, abandoning: bool) -> None:
-        """Wait and release; two steps in the report, told apart by when the last look began."""
-        session = self.session
-        with session.step("wait") as step:
-            ended = Wait(session, goal, abandoning).run()
-            step.message = f"{session.request.node} is in {goal.mode.value}, seen twice"
-        with session.step("uncordon") as step:
-            step.message = ended
-        session.outcome.waiting_for = ()
+        Wait(self.session, goal, abandoning).run()
+        self.session.outcome.waiting_for = ()
 
     # ------------------------------------------------------------ cordon
 
@@ -341,50 +342,76 @@ class Engine:
             checkout.head,
             None,
             self.session.clock.now(),
-            f"{name}@{self.host}"[:128],
+            f"{name}@{self.host}"[:BY_LENGTH],
             request.gpu_resources,
         )
 
-    def _cordon(self, look: Look, push: Push) -> None:
-        """Step 1: cordon and record in one patch, tied to the node that was checked. The real commit is there before it."""
-        session, node = self.session, look.observation.node
-        assert isinstance(node, NodeView) and isinstance(look.edit, Edit)
-        transaction = self._draft(look, node, self.new_id())
-        record = encode(transaction)
-        push.prepare_first(look, look.edit, transaction)
+    def _cordon(self, look: Look, push: Push) -> Look | None:
+        """Step 1: cordon and record in one patch, tied to the node that was checked. The real commit is there before it.
+
+        Returns the look that decided; None when the node turned out to be at the target after all.
+        """
+        session, transaction_id = self.session, self.new_id()
         with session.step("cordon") as step:
             for _ in range(CORDON_TRIES):
+                ready = self._make_ready(look, push, transaction_id)
+                if ready is None:
+                    return None
+                look, transaction = ready
+                node, record = look.observation.node, encode(transaction)
+                assert isinstance(node, NodeView)
+                session.interrupts.hold()
                 session.stop_if_interrupted()
                 session.adopt(transaction, record)
                 try:
-                    node = write_node(
-                        session,
-                        node,
-                        cordon_patch(node, record),
-                        lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == record,
-                        versioned=True,
-                    )
+                    # A record that nobody else can have written proves the write, also on a node that was uncordoned right after.
+                    write_node(session, node, cordon_patch(node, record), cordoned_under(record), versioned=True, wrote=carries(record))
                 except (LostGuard, RefusedByServer, Forbidden, NodeGone) as failure:
-                    session.transaction, self.outcome.transaction = None, None
+                    if not session.in_hands:
+                        session.transaction, self.outcome.transaction = None, None
                     if not isinstance(failure, LostGuard):
                         raise
-                    node = self._checked_again(look, read_same_node(session, node))
+                    look = self._check_again(look, read_same_node(session, node))
                     continue
                 step.message = f"{node.name} is cordoned, transaction {transaction.id}"
-                return
+                return look
             raise LostGuard(
                 "node-busy", f"the node changed {CORDON_TRIES} times between the look and the cordon", "run it again when the node is quiet"
             )
 
-    def _checked_again(self, look: Look, node: NodeView) -> NodeView:
-        """The node checks on a node that changed under us. Raises Refused."""
+    def _make_ready(self, look: Look, push: Push, transaction_id: str) -> tuple[Look, Transaction] | None:
+        """The transaction with its commit made, and a look that is not too old to act on: taken and checked afresh as long as it is.
+
+        None when the node is at the target by then.
+        """
+        for _ in range(CORDON_TRIES):
+            node = look.observation.node
+            assert isinstance(node, NodeView) and isinstance(look.edit, Edit)
+            transaction = self._draft(look, node, transaction_id)
+            encode(transaction)  # a record that is too long is told here
+            push.prepare_first(look, look.edit, transaction)
+            if self.session.clock.monotonic() - look.observation.taken <= STALE:
+                return look, transaction
+            again = self._preflight()
+            if again is None:
+                return None
+            look = again
+        raise Refused(
+            "too-slow",
+            f"{CORDON_TRIES} looks at cluster and fleet were each older than {STALE:.0f} s before the node could be cordoned",
+            "see with -v which server is so slow",
+        )
+
+    def _check_again(self, look: Look, node: NodeView) -> Look:
+        """The same look with a node that changed under us, after the node checks on it. Raises Refused."""
         claim = read_claim(node, self.request.cluster, (self.request.source, self.request.target))
-        again = {c.name: c for c in node_checks(replace(look, observation=replace(look.observation, node=node), claim=claim))}
+        look = replace(look, observation=replace(look.observation, node=node), claim=claim)
+        again = {c.name: c for c in node_checks(look)}
         self.outcome.checks = tuple(again.get(check.name, check) for check in self.outcome.checks)
         failed = [check for check in again.values() if check.status == "fail"]
         if failed:
             raise Refused("blocked", f"the node changed before the cordon: {'; '.join(check.message for check in failed)}")
-        return node
+        return look
 
     def _cordon_on_resume(self, look: Look) -> None:
         session, node = self.session, look.observation.node
@@ -394,13 +421,8 @@ class Engine:
             for _ in range(CORDON_TRIES):
                 session.stop_if_interrupted()
                 try:
-                    node = write_node(
-                        session,
-                        node,
-                        recordon_patch(node, session.record),
-                        lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == session.record,
-                        versioned=True,
-                    )
+                    shows = cordoned_under(session.record)
+                    node = write_node(session, node, recordon_patch(node, session.record), shows, versioned=True)
                 except LostGuard:
                     node = read_same_node(session, node)
                     if node.annotations.get(ANNOTATION) != session.record:

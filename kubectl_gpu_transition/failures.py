@@ -11,9 +11,9 @@ from __future__ import annotations
 class Failure(Exception):
     """Base of everything expected to go wrong. ``id`` is stable, ``message`` for people, ``remedy`` a command or a thing to do."""
 
-    def __init__(self, id: str, message: str, remedy: str | None = None) -> None:
+    def __init__(self, identifier: str, message: str, remedy: str | None = None) -> None:
         super().__init__(message)
-        self.id = id
+        self.id = identifier
         self.message = message
         self.remedy = remedy
 
@@ -120,6 +120,6 @@ def outcome_word(error: BaseException, in_hands: bool) -> str:
         return "usage-error"
     if isinstance(error, Interrupted):
         return "interrupted"
-    if isinstance(error, (Refused, Expired)):
+    if isinstance(error, (Refused, Expired, EndedElsewhere, Drift)):
         return "blocked"
     return "failed-before-cordon" if isinstance(error, Failure) else "bug"

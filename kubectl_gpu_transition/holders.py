@@ -21,9 +21,11 @@ def is_gpu_resource(name: str, more: frozenset[str]) -> bool:
 
 
 def gpu_resources(pod: PodView, more: frozenset[str]) -> tuple[str, ...]:
-    """What of a GPU the pod holds: resource names, and its claims as ``claim NAME``; empty where it is no holder."""
+    """What of a GPU the pod holds: resource names, its claims as ``claim NAME``, HAMi's allocation for its node as ``annotation KEY``;
+    empty where it is no holder."""
     names = sorted(name for name in pod.resources if is_gpu_resource(name, more))
-    return (*names, *(f"claim {name}" for name in sorted(pod.claims)))
+    allocations = pod.allocations if pod.allocated_node in ("", pod.node) else ()
+    return (*names, *(f"claim {name}" for name in sorted(pod.claims)), *(f"annotation {key}" for key in allocations))
 
 
 def find_holders(pods: Iterable[PodView], node: str, more: frozenset[str]) -> tuple[Holder, ...]:
@@ -57,7 +59,8 @@ def _advice(namespace: str, kind: str, name: str, pods: tuple[PodView, ...]) -> 
     if kind == "StatefulSet":
         return f"scale it down: kubectl scale -n {namespace} statefulset/{name} --replicas=0"
     if kind in ("ReplicaSet", "ReplicationController"):
-        return f"scale down what controls it: kubectl get -n {namespace} {kind.lower()}/{name} -o jsonpath='{{.metadata.ownerReferences[*].name}}'"
+        path = "jsonpath='{.metadata.ownerReferences[*].name}'"
+        return f"scale down what controls it: kubectl get -n {namespace} {kind.lower()}/{name} -o {path}"
     if kind == "Job":
         return f'wait for the Job, or suspend it: kubectl patch -n {namespace} job/{name} -p \'{{"spec":{{"suspend":true}}}}\''
     if kind == "Pod":

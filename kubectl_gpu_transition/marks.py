@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kubectl_gpu_transition.model import NodeView
+from collections.abc import Iterable
+
+from kubectl_gpu_transition.model import NodeView, PodView
 
 # label -> values that mean "nothing going on" beside absent and empty; a failed state is a mark too
 _LABELS = {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done", "nvidia.com/mig.config.state": "success"}
@@ -17,6 +19,7 @@ _TAINTS = (
     "node.kubernetes.io/out-of-service",
 )
 _CONDITIONS = ("DrainScheduled",)
+_POD_LABEL = "upgrade.cattle.io/plan"
 
 
 def find_marks(node: NodeView) -> tuple[str, ...]:
@@ -28,3 +31,9 @@ def find_marks(node: NodeView) -> tuple[str, ...]:
     if node.deleting:
         marks.append("the node is being deleted")
     return tuple(marks)
+
+
+def find_pod_marks(pods: Iterable[PodView], node: str) -> tuple[str, ...]:
+    """Each unfinished pod on the node that upgrades it (a plan of the system upgrade controller), in words, sorted."""
+    upgrading = [pod for pod in pods if pod.node == node and not pod.finished and _POD_LABEL in pod.labels]
+    return tuple(sorted(f"pod {pod.namespace}/{pod.name} of the upgrade plan {pod.labels[_POD_LABEL]!r}" for pod in upgrading))

@@ -102,7 +102,10 @@ class Controller:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod as read. ``resources`` are the names it requests or limits in a positive quantity, in any container or as overhead."""
+    """One pod as read. ``resources`` are the names it requests or limits in a positive quantity, in any container or as overhead.
+
+    ``allocations`` are the keys of HAMi's allocation annotations on it, ``allocated_node`` the node that these name, empty for none.
+    """
 
     namespace: str
     name: str
@@ -118,6 +121,8 @@ class PodView:
     claims: tuple[str, ...]
     waiting: str | None
     labels: Mapping[str, str] = field(default_factory=dict)
+    allocations: tuple[str, ...] = ()
+    allocated_node: str = ""
 
     @property
     def finished(self) -> bool:
@@ -127,7 +132,10 @@ class PodView:
 
 @dataclass(frozen=True)
 class GitopsFacts:
-    """What Flux is told to apply: the Kustomization flux-system/gpu-node-mode and its source. None where an object is absent."""
+    """What Flux is told to apply: the Kustomization flux-system/gpu-node-mode and its source. None where an object is absent.
+
+    ``url`` is without user info, for showing.
+    """
 
     path: str | None
     source: str | None
@@ -193,7 +201,7 @@ class CommitFacts:
 
 @dataclass(frozen=True)
 class History:
-    """What lies between ``base`` and the tip. ``descends``: base is the tip or an ancestor of it; ``commits`` newest first, base left out."""
+    """What lies between ``base`` and the tip. ``descends``: base is the tip or an ancestor of it; ``commits``, newest first, without it."""
 
     base: str
     descends: bool
@@ -219,7 +227,7 @@ class TipFacts:
 
 @dataclass(frozen=True)
 class PushResult:
-    """How a push ended: ``accepted`` (the remote's status report says so), ``refused`` (for certain), or ``unknown``. ``message`` is the remote's."""
+    """How a push ended: ``accepted`` (the remote's status report says so), ``refused`` (for certain) or ``unknown``; the remote's words."""
 
     state: str
     message: str
@@ -227,7 +235,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class Advance:
-    """Whether the checkout was moved forward to the commit; ``message`` says what is so, ``remedy`` how to bring it up where it was left alone."""
+    """Whether the checkout was moved forward to the commit; ``message`` says what is so, ``remedy`` how to bring it up where it was not."""
 
     done: bool
     message: str
@@ -310,6 +318,11 @@ class Transaction:
     ignore_dra_drivers: tuple[str, ...] = ()
     require_allocatable: bool = False
 
+    @property
+    def move(self) -> tuple[str, str, str, Mode, Mode]:
+        """What stays the same for as long as it runs: id, node, cluster and direction."""
+        return self.id, self.uid, self.cluster, self.source, self.target
+
 
 @dataclass
 class Step:
@@ -338,7 +351,8 @@ class Plan:
 class Outcome:
     """How a command ended, and everything it found on the way: the engine's ledger, of which ``report`` makes the document and the text.
 
-    ``facts`` (what is true now) and ``inspect`` (commands) are filled after a failure; ``notes`` are sentences for the end of the text.
+    ``facts`` (what is true now), ``inspect`` (commands) and ``way_back`` are filled after a failure; ``notes`` are sentences for the end of
+    the text.
     """
 
     request: Request
@@ -358,5 +372,6 @@ class Outcome:
     headline: str | None = None
     facts: list[str] = field(default_factory=list)
     inspect: tuple[str, ...] = ()
+    way_back: str | None = None
     resume_command: str | None = None
     notes: list[str] = field(default_factory=list)

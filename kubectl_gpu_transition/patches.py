@@ -62,7 +62,7 @@ def restore_patch(node: NodeView, announced: str, before: str) -> Patch:
 
 
 def uncordon_patch(node: NodeView, record: str, mode: Mode) -> Patch:
-    """Uncordon and drop the record in one, only if uid, record, cordon, labels of ``mode`` and version are those of the look that verified."""
+    """Uncordon and drop the record in one, only if uid, record, cordon, labels of ``mode`` and version are those that were verified."""
     return [
         *_uid(node),
         _test(_RECORD, record),

@@ -43,7 +43,8 @@ def _shared_options(request: Request) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{int(seconds)}s" if seconds == int(seconds) else f"{round(seconds * 1000)}ms"
+    nanoseconds = round(seconds * 1e9)
+    return next(f"{nanoseconds // size}{unit}" for size, unit in ((10**9, "s"), (10**6, "ms"), (1, "ns")) if nanoseconds % size == 0)
 
 
 def _more_options(request: Request, defaults: Request) -> list[str]:
@@ -103,6 +104,12 @@ def inspect_commands(request: Request) -> tuple[str, ...]:
         f"{kubectl} get pods -A --field-selector spec.nodeName={node}",
         "flux get kustomizations",
     )
+
+
+def way_back(request: Request, commit: str) -> str:
+    """How to take the change back when the target can not come up (spec section 6)."""
+    revert = f"git -C {shlex.quote(request.repo)} revert {commit}"
+    return f"{revert}, reviewed and pushed as any change; then {abandon_command(request)}"
 
 
 def drop_annotation_command(request: Request) -> str:

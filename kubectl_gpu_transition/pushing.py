@@ -11,18 +11,22 @@ from dataclasses import replace
 from kubectl_gpu_transition import plan, resume
 from kubectl_gpu_transition.checks import Look, judge_gates
 from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Failure, LostGuard, Refused, RemoteMoved, RemoteRejected, UnknownOutcome
-from kubectl_gpu_transition.marks import find_marks
-from kubectl_gpu_transition.model import ANNOTATION, NodeView, Plan, Problem, Request, TipFacts, Transaction
+from kubectl_gpu_transition.marks import find_marks, find_pod_marks
+from kubectl_gpu_transition.model import ANNOTATION, Advance, History, NodeView, Plan, Problem, Request, TipFacts, Transaction
 from kubectl_gpu_transition.patches import announce_patch, restore_patch
 from kubectl_gpu_transition.record import decode, encode, find_foreign_cordon
 from kubectl_gpu_transition.rule import Edit, RuleError, edit_block
 from kubectl_gpu_transition.session import Session
 from kubectl_gpu_transition.target import find_missing_labels
-from kubectl_gpu_transition.writes import node_gone, write_node
+from kubectl_gpu_transition.writes import carries, cordoned_under, edited_record, node_gone, write_node
 
 STALE = 10.0  # seconds after which an observation is not good enough for a write (spec section 4)
 TAKE_UPS = 3  # how often a tip that moved on is taken up (spec section 9)
 ROUNDS = 12  # how often the way to the push may start over before it is given up as a lost guard
+
+
+def _unfit(reasons: list[str]) -> Refused:
+    return Refused("node-unfit", f"{'; '.join(reasons)}; nothing was pushed", "let that end, then resume")
 
 
 class Push:
@@ -40,14 +44,15 @@ class Push:
         return self.session.request
 
     def prepare_first(self, look: Look, edit: Edit, transaction: Transaction) -> None:
-        """Build the real commit on HEAD before anything is written to the node; its objects are unreferenced. Raises Refused."""
+        """Build the real commit on HEAD, once, before anything is written to the node; its objects are unreferenced. Raises Refused."""
         self._build(look, edit, transaction, transaction.base, keep=True)
 
     def _build(self, look: Look, edit: Edit, transaction: Transaction, parent: str, keep: bool) -> None:
         request, route = self.request, look.observation.checkout.route
         message = plan.commit_message(request, transaction.source, transaction.target, transaction.id)
         path = plan.rule_path(request.cluster)
-        self.commit = (parent, self.session.fleet.prepare_commit(parent, path, edit.after, message, keep))
+        if self.commit is None or self.commit[0] != parent:
+            self.commit = (parent, self.session.fleet.prepare_commit(parent, path, edit.after, message, keep))
         if not isinstance(route, Problem):
             self.session.outcome.plan = Plan(
                 path, tuple(edit.patch), edit.diff, message, f"{route.remote} ({route.push_url})", route.branch
@@ -74,9 +79,9 @@ class Push:
                         "remote-moved", f"the branch moved on {taken_up} times before the push got through", "resume when it is quieter"
                     )
                 self._check_moved_tip(tip)
-            self._prepare(look, tip)
             state = self._recheck()
             if state == "ready":
+                self._prepare(look, tip)
                 state = self._announce(tip.tip)
             if state == "ready":
                 state = self._push()
@@ -108,12 +113,14 @@ class Push:
             parent = session.fleet.find_parent(verdict.commit) if verdict.commit else None
             if self.locked and verdict.commit and parent:
                 moved = session.fleet.advance_checkout(parent, verdict.commit, plan.rule_path(self.request.cluster))
-                step.message += f"; {moved.message}"
-                self._note(moved.done, moved.remedy)
+                step.message += f"; {self._tell(moved)}"
 
-    def _note(self, done: bool, remedy: str | None) -> None:
-        if not done and remedy:
-            self.session.outcome.notes.append(f"The checkout was left alone; bring it up with: {remedy}")
+    def _tell(self, moved: Advance) -> str:
+        """What became of the checkout; how to bring up one that was left alone is for the report and, as a note, for its text."""
+        if moved.done or not moved.remedy:
+            return moved.message
+        self.session.outcome.notes.append(f"The checkout was left alone; bring it up with: {moved.remedy}")
+        return f"{moved.message}; bring it up with: {moved.remedy}"
 
     def _check_moved_tip(self, tip: TipFacts) -> None:
         """``creation-gates`` on a tip that others moved on; ``fleet-rule`` is made by editing it."""
@@ -155,6 +162,9 @@ class Push:
                 pods, names = session.cluster.read_pods(self.request.node), session.cluster.read_gpu_names()
                 session.see(node, pods)
                 holders = session.find_holders(pods, names)
+                marks = find_pod_marks(pods, self.request.node)
+                if marks and state == "ready":
+                    raise _unfit([f"another operation is at work: {mark}" for mark in marks])
                 if holders and state == "ready":
                     shown = "; ".join(f"{h.namespace}/{h.kind}/{h.name} ({', '.join(h.pods)})" for h in holders)
                     raise Refused(
@@ -183,6 +193,8 @@ class Push:
                 "our transaction has gone from the node before the push; nothing was pushed",
                 "find out who removed it; this run has stopped and does not cordon again",
             )
+        if other.move != transaction.move:
+            raise edited_record()
         if not node.unschedulable:
             raise Drift(
                 "uncordoned",
@@ -204,11 +216,12 @@ class Push:
         unfit = [] if node.ready == "True" else [f"the node is not Ready (Ready is {node.ready}): it can not be proven free of holders"]
         unfit += [f"another operation is at work: {mark}" for mark in find_marks(node)]
         if unfit:
-            raise Refused("node-unfit", f"{'; '.join(unfit)}; nothing was pushed", "let that end, then resume")
+            raise _unfit(unfit)
         return "ready"
 
     def _announce(self, base: str) -> str:
-        """Phase ``pushing``, guarded by the exact old value, the cordon and the labels. If that guard is lost, nothing is pushed."""
+        """Phase ``pushing``, guarded by the exact old value, the cordon and the labels. If that guard is lost, nothing is pushed:
+        the answer is then never ``ready``."""
         session, before = self.session, self.session.record
         assert self.commit is not None and session.outcome.node is not None
         announced = replace(session.running, phase="pushing", base=base, commit=self.commit[1])
@@ -217,15 +230,11 @@ class Push:
         with session.step("push"):
             node = session.outcome.node
             try:
-                write_node(
-                    session,
-                    node,
-                    announce_patch(node, before, record, announced.source),
-                    lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == record,
-                    versioned=False,
-                )
+                write_node(session, node, announce_patch(node, before, record, announced.source), cordoned_under(record), versioned=False)
             except LostGuard:
-                return self._judge_before_push(session.cluster.read_node(self.request.node))
+                state = self._judge_before_push(session.cluster.read_node(self.request.node))
+                # A node that looks as before has no announcement all the same, and without one nothing may be pushed.
+                return "again" if state == "ready" else state
         if decode(before) is not None and session.running.phase == "cordoned":
             self.before = before
         session.adopt(announced, record)
@@ -243,50 +252,51 @@ class Push:
         restored = decode(before)
         assert restored is not None
         try:
-            write_node(
-                session,
-                node,
-                restore_patch(node, session.record, before),
-                lambda seen: seen.annotations.get(ANNOTATION) == before,
-                versioned=False,
-            )
+            write_node(session, node, restore_patch(node, session.record, before), carries(before), versioned=False)
         except Failure as failure:
             return f"; the record still says pushing, for it could not be put back: {failure.message}"
         session.adopt(restored, before)
         return ""
 
     def _push(self) -> str:
-        """Step 4: one commit, compare-and-swap, then the tip is read and believed. ``pushed``, or ``moved`` when the tip went elsewhere."""
+        """Step 4: one commit, compare-and-swap, then the tip is read and believed. ``pushed``; ``moved`` when the tip went elsewhere;
+        ``again`` when the recheck had become too old, and nothing was pushed."""
         session = self.session
         assert self.commit is not None
         parent, commit = self.commit
         with session.step("push") as step:
-            if session.clock.monotonic() - self.rechecked > STALE:
+            if session.clock.monotonic() - self.rechecked > STALE or session.interrupts.pending() is not None:
                 self._take_back()  # no push was sent since the announcement
-                return "moved"
+                session.stop_if_interrupted()
+                return "again"
             result = session.fleet.push_commit(parent, commit)
             tip = session.read_tip()
-            if isinstance(tip, TipFacts) and self._has_landed(tip, commit):
+            landed = self._has_landed(tip, commit) if isinstance(tip, TipFacts) else None
+            if landed:
                 moved = session.fleet.advance_checkout(parent, commit, plan.rule_path(self.request.cluster))
-                step.message = f"{commit[:12]} is in the branch; {moved.message}"
-                self._note(moved.done, moved.remedy)
+                step.message = f"{commit[:12]} is in the branch; {self._tell(moved)}"
                 return "pushed"
-            if result.state == "refused" or (isinstance(tip, TipFacts) and tip.tip != parent):
+            elsewhere = isinstance(tip, TipFacts) and tip.tip != parent
+            if result.state == "refused" or (elsewhere and landed is False):
                 left = self._take_back()
-                if isinstance(tip, TipFacts) and tip.tip != parent:
+                if elsewhere:
                     step.message = f"the branch moved before the push{left}"
                     return "moved"
                 raise RemoteRejected(
                     "push-rejected", f"the remote refused the push: {result.message}{left}", "correct what it says, then resume"
                 )
-            why = (
-                f"{result.message}; the tip {'can not be read: ' + tip.message if isinstance(tip, Problem) else 'is still ' + parent[:12]}"
-            )
+            where = f"can not be read: {tip.message}" if isinstance(tip, Problem) else f"is still {parent[:12]}"
+            why = "the branch has moved, and its history is not to be had" if elsewhere else f"the tip {where}"
             raise UnknownOutcome(
-                "push-unknown", f"whether the push has landed is unknown: {why}", "resume: it reads the remote and goes on from there"
+                "push-unknown",
+                f"whether the push has landed is unknown: {result.message}; {why}",
+                "resume: it reads the remote and goes on from there",
             )
 
-    def _has_landed(self, tip: TipFacts, commit: str) -> bool:
-        history = tip.history
-        inside = not isinstance(history, Problem) and history is not None and any(commit == seen.id for seen in history.commits)
-        return tip.tip == commit or inside
+    def _has_landed(self, tip: TipFacts, commit: str) -> bool | None:
+        """Whether the tip is, or contains, the commit; None where its history is not to be had."""
+        if tip.tip == commit:
+            return True
+        if not isinstance(tip.history, History):
+            return None
+        return any(commit == seen.id for seen in tip.history.commits)

@@ -3,51 +3,59 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kubectl_gpu_transition.failures import Usage
 from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, FieldEntry, NodeView, Transaction
-from kubectl_gpu_transition.modes import find_mode
+from kubectl_gpu_transition.modes import Mode, find_mode
 
 LIMIT = 2048  # bytes of the annotation's value
+BY_LENGTH = 128  # characters of who began it
 NAMES = 16  # --gpu-resource names in it
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 NAME_LENGTH = 316  # of one of them: 253 for the domain, "/", and 62 to spare below the API's own limits
 
 
+def as_json(transaction: Transaction) -> dict[str, Any]:
+    """The annotation as data, keys in the contract's order."""
+    return {
+        "v": 1,
+        "id": transaction.id,
+        "uid": transaction.uid,
+        "cluster": transaction.cluster,
+        "from": transaction.source.value,
+        "to": transaction.target.value,
+        "phase": transaction.phase,
+        "base": transaction.base,
+        "commit": transaction.commit,
+        "started": transaction.started,
+        "by": transaction.by,
+        "gpuResources": list(transaction.gpu_resources),
+        "ignoreDraDrivers": list(transaction.ignore_dra_drivers),
+        "requireAllocatable": transaction.require_allocatable,
+    }
+
+
+def _as_text(transaction: Transaction) -> str:
+    return json.dumps(as_json(transaction), separators=(",", ":"), ensure_ascii=False)
+
+
 def encode(transaction: Transaction) -> str:
-    """The annotation's value: compact JSON, keys in the contract's order. Raises Usage beyond 2 KiB."""
-    text = json.dumps(
-        {
-            "v": 1,
-            "id": transaction.id,
-            "uid": transaction.uid,
-            "cluster": transaction.cluster,
-            "from": transaction.source.value,
-            "to": transaction.target.value,
-            "phase": transaction.phase,
-            "base": transaction.base,
-            "commit": transaction.commit,
-            "started": transaction.started,
-            "by": transaction.by,
-            "gpuResources": list(transaction.gpu_resources),
-            "ignoreDraDrivers": list(transaction.ignore_dra_drivers),
-            "requireAllocatable": transaction.require_allocatable,
-        },
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
-    if len(text.encode()) > LIMIT:
-        raise Usage("annotation-too-large", f"the transaction does not fit into {LIMIT} bytes: name fewer --gpu-resource")
-    return text
+    """The annotation's value: compact JSON. Raises Usage where it, or what it becomes when the push is announced, is beyond 2 KiB."""
+    announced = replace(transaction, phase="pushing", commit=transaction.commit or transaction.base)
+    texts = [_as_text(transaction), _as_text(announced)]  # the second must not turn out too long after the cordon
+    if max(len(text.encode()) for text in texts) > LIMIT:
+        raise Usage("annotation-too-large", f"the transaction does not fit into {LIMIT} bytes", "name fewer or shorter --gpu-resource")
+    return texts[0]
 
 
 def decode(text: str) -> Transaction | None:
     """The transaction of an annotation's value with ``v`` 1, or None where it is not readable as one."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(raw, dict) or raw.get("v") != 1 or isinstance(raw.get("v"), bool):
+    raw = _load(text)
+    if raw is None or type(raw.get("v")) is not int or raw["v"] != 1:
         return None
     words = [raw.get(key) for key in ("id", "uid", "cluster", "from", "to", "phase", "base", "started", "by")]
     commit, gpus, drivers = raw.get("commit"), raw.get("gpuResources", []), raw.get("ignoreDraDrivers", [])
@@ -59,6 +67,9 @@ def decode(text: str) -> Transaction | None:
     if source is None or target is None or source is target or raw["phase"] not in ("cordoned", "pushing"):
         return None
     if not (commit is None or isinstance(commit, str)) or (raw["phase"] == "pushing") != bool(commit):
+        return None
+    # These go into a commit message and to git: nothing but what this program writes there.
+    if not _ID.fullmatch(raw["id"]) or not all(_COMMIT.fullmatch(name) for name in (raw["base"], commit) if name):
         return None
     return Transaction(
         raw["id"],
@@ -87,12 +98,23 @@ class Claim:
     transaction: Transaction | None
 
 
-def _has_other_version(text: str) -> bool:
+def check_names(cluster: str, source: Mode, target: Mode, names: tuple[str, ...]) -> None:
+    """Whether names from the command line fit into a record whose other parts are as long as they commonly get. Raises Usage."""
+    uid = "0" * 36
+    encode(Transaction(uid, uid, cluster, source, target, "cordoned", "0" * 40, None, "2000-01-01T00:00:00Z", "x" * BY_LENGTH, names))
+
+
+def _load(text: str) -> dict[str, Any] | None:
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(raw, dict) and isinstance(raw.get("v"), int) and raw["v"] != 1
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+def _has_other_version(text: str) -> bool:
+    raw = _load(text)
+    return raw is not None and type(raw.get("v")) is int and raw["v"] != 1
 
 
 def read_claim(node: NodeView, cluster: str, direction: tuple[object, object] | None) -> Claim:

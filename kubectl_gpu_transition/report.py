@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,12 +11,13 @@ from kubectl_gpu_transition.holders import describe_holder
 from kubectl_gpu_transition.model import NodeView, Outcome
 from kubectl_gpu_transition.modes import LABEL_ACTIVE, LABEL_CONFIG, LABEL_EXPECTED, Mode
 from kubectl_gpu_transition.plan import STEPS, apply_command
-from kubectl_gpu_transition.record import encode
+from kubectl_gpu_transition.record import as_json, find_foreign_cordon
 
 API_VERSION = "gpu-transition.kube-dc.com/v1"
 
-# C0 (tab and newline aside), DEL, C1, and the marks that reorder or hide text on a terminal.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+# C0 (tab and newline aside), DEL, C1, the marks that reorder or hide text on a terminal, and lone surrogates, which JSON can hold and
+# UTF-8 can not.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
@@ -25,8 +27,6 @@ def clean(text: str) -> str:
 
 def document(outcome: Outcome) -> dict[str, Any]:
     """The TransitionReport. Keys are always there; lists are in a fixed order."""
-    import json
-
     request, error = outcome.request, outcome.error
     return {
         "apiVersion": API_VERSION,
@@ -62,7 +62,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
             "remote": outcome.plan.remote,
             "branch": outcome.plan.branch,
         },
-        "transaction": None if outcome.transaction is None else json.loads(encode(outcome.transaction)),
+        "transaction": None if outcome.transaction is None else as_json(outcome.transaction),
         "live": None if outcome.node is None else _live(outcome, outcome.node),
         "steps": [
             {"name": s.name, "status": s.status, "started": s.started, "seconds": round(s.seconds, 3), "message": s.message}
@@ -140,7 +140,10 @@ def _plan_text(outcome: Outcome, colour: bool) -> list[str]:
     if plan is None or request.source is None or request.target is None or outcome.error is not None:
         return []
     lines = ["", f"Plan: {' -> '.join(STEPS)}", f"  push one commit to {clean(plan.branch)} of {clean(plan.remote)}:", ""]
-    lines += [f"    {clean(line)}".rstrip() for line in plan.message.rstrip().split("\n")] + [""]
+    lines += [f"    {clean(line)}".rstrip() for line in plan.message.rstrip().split("\n")]
+    lines += ["", f"  that changes {clean(plan.file)} by this RFC 6902 patch:", ""]
+    lines += [f"    {clean(json.dumps(dict(operation)))}" for operation in plan.patch]
+    lines += ["", "  in other words:", ""]
     for line in plan.diff.rstrip("\n").split("\n"):
         code = {"+": "32", "-": "31", "@": "36"}.get(line[:1])
         shown = clean(line)
@@ -184,7 +187,10 @@ def failure_text(outcome: Outcome) -> list[str]:
         lines += ["Holders:", *(f"  {clean(describe_holder(holder))}" for holder in outcome.holders)]
     if outcome.inspect:
         lines += ["Look at:", *(f"  {clean(command)}" for command in outcome.inspect)]
+    if outcome.way_back:
+        lines += ["If the target can not come up, take the change back:", f"  {clean(outcome.way_back)}"]
     if outcome.resume_command:
-        end = "Do not uncordon it by hand; " if outcome.request.command == "apply" else ""
-        lines += [f"{end}go on with:" if end else "Go on with:", f"  {clean(outcome.resume_command)}"]
+        foreign = outcome.node is not None and find_foreign_cordon(outcome.node) is not None  # then uncordoning by hand is right
+        warn = outcome.request.command == "apply" and not foreign
+        lines += ["Do not uncordon it by hand; go on with:" if warn else "Go on with:", f"  {clean(outcome.resume_command)}"]
     return lines

@@ -193,11 +193,15 @@ def _orphan_remedy(request: Request, node: NodeView) -> str:
 
 def last_way_out(request: Request) -> str:
     """How every refusal of abandon ends (spec section 7)."""
-    return f"the last way out is to drop the record by hand: {plan.drop_annotation_command(request)} (the node stays as it is, and is its operator's)"
+    drop = plan.drop_annotation_command(request)
+    return f"the last way out is to drop the record by hand: {drop} (the node stays as it is, and is its operator's)"
 
 
-def judge_abandon(request: Request, node: NodeView, claim: Claim) -> Check:
-    """Whether ``abandon`` may end the node's transaction, as far as the node tells: the check ``cordon`` of an abandon."""
+def judge_abandon(request: Request, node: NodeView, claim: Claim, tip: TipFacts | Problem) -> Check:
+    """Whether ``abandon`` may end the node's transaction, as far as node and tip tell: the check ``cordon`` of an abandon.
+
+    A push that was announced can not land any more once the tip is not its base: the push is a compare-and-swap.
+    """
     if claim.kind == "none":
         return Check("cordon", "fail", "the node carries no transaction: there is nothing to abandon", "nothing to do")
     if claim.kind != "ours" or claim.transaction is None:
@@ -213,12 +217,13 @@ def judge_abandon(request: Request, node: NodeView, claim: Claim) -> Check:
             f"that one uncordons ({plan.uncordon_command(request)}), then abandon again; {last_way_out(request)}",
         )
     shown = plan.describe_transaction(claim.transaction)
-    if claim.transaction.phase == "pushing":
+    if claim.transaction.phase == "pushing" and (isinstance(tip, Problem) or tip.tip in (None, claim.transaction.base)):
         resume = plan.apply_command(request, claim.transaction.source, claim.transaction.target, resume=True)
         return Check(
             "cordon",
             "fail",
-            f"a push was announced and may be in flight, and giving up such a transaction is not supported yet: {shown}",
-            f"resume it: {resume}; {last_way_out(request)}",
+            f"a push was announced and may still be in flight: {shown}",
+            f"resume it: {resume}; or push any other commit to the branch (an empty one will do), after which it can not land any more, "
+            f"then abandon; {last_way_out(request)}",
         )
     return Check("cordon", "pass", f"{'cordoned' if node.unschedulable else 'schedulable'}, our transaction {shown}")

@@ -86,15 +86,16 @@ class Session:
     def step(self, name: str) -> Iterator[Step]:
         """Time one step and keep how it went."""
         step = next(step for step in self.outcome.steps if step.name == name)
-        self.current, step.started = name, step.started or self.clock.now()
+        outer, self.current, step.started = self.current, name, step.started or self.clock.now()
         begun = self.clock.monotonic()
         try:
             yield step
         except BaseException as error:
-            step.status, step.message = "failed", step.message or (error.message if isinstance(error, Failure) else type(error).__name__)
+            step.status, step.message = "failed", error.message if isinstance(error, Failure) else type(error).__name__
             raise
         finally:
             step.seconds += self.clock.monotonic() - begun
+        self.current = outer
         step.status = "done" if step.status in ("pending", "failed") else step.status
         if step.message:
             self.say(f"{name}: {step.message}")

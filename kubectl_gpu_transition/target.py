@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kubectl_gpu_transition.holders import describe_holder
-from kubectl_gpu_transition.marks import find_marks
+from kubectl_gpu_transition.marks import find_marks, find_pod_marks
 from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, Holder, NodeView, Owner, PodView
 from kubectl_gpu_transition.modes import CONFLICTING_OWNERS, LABELS, MODES, Mode, label_values
 from kubectl_gpu_transition.record import find_foreign_cordon
@@ -14,7 +14,7 @@ from kubectl_gpu_transition.record import find_foreign_cordon
 
 @dataclass(frozen=True)
 class Goal:
-    """What an end of the wait has to look like: the mode, whether zero holders are asked for, and whether the node is to be found cordoned."""
+    """What an end of the wait has to look like: the mode, whether zero holders are asked for, whether the node is to be found cordoned."""
 
     mode: Mode
     no_holders: bool = True
@@ -74,7 +74,7 @@ def find_missing_owners(owners: Iterable[Owner], mode: Mode) -> list[str]:
     return missing
 
 
-def find_missing(goal: Goal, node: NodeView, owners: Iterable[Owner], holders: Iterable[Holder]) -> list[str]:
+def find_missing(goal: Goal, node: NodeView, pods: tuple[PodView, ...], holders: Iterable[Holder]) -> list[str]:
     """Conditions 1 to 6 of spec section 7, in that order; condition 7 (the tip) needs the fleet and is the engine's to add."""
     missing = []
     if node.ready != "True":
@@ -89,8 +89,8 @@ def find_missing(goal: Goal, node: NodeView, owners: Iterable[Owner], holders: I
         missing.append(f"labels {len(LABELS) - len(labels)}/{len(LABELS)}: {'; '.join(labels)}")
     if goal.no_holders:
         missing += [f"holder {describe_holder(holder)}" for holder in holders]
-    missing += find_missing_owners(owners, goal.mode)
-    missing += [f"another operation: {mark}" for mark in find_marks(node)]
+    missing += find_missing_owners(find_owners(pods, node.name), goal.mode)
+    missing += [f"another operation: {mark}" for mark in (*find_marks(node), *find_pod_marks(pods, node.name))]
     return missing
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from kubectl_gpu_transition import plan
-from kubectl_gpu_transition.model import ANNOTATION, NodeView, Problem, TipFacts
+from kubectl_gpu_transition.failures import Drift, EndedElsewhere, NodeGone
+from kubectl_gpu_transition.model import ANNOTATION, History, NodeView, Problem, TipFacts
 from kubectl_gpu_transition.modes import LABELS
 from kubectl_gpu_transition.record import decode
 from kubectl_gpu_transition.resume import read_rule_mode
 from kubectl_gpu_transition.session import Session, known
 
+_GONE = "the node is gone or was created anew; nothing protects it"
 
-def describe_truth(session: Session, gone: bool) -> None:
-    """Fill the outcome's ``facts`` (node, annotation, fleet, remote) and, where the node is not cordoned, its ``headline``."""
+
+def describe_truth(session: Session, error: Exception) -> bool:
+    """Fill the outcome's ``facts`` (node, annotation, fleet, remote), its ``headline`` where the node is not cordoned, and the way back
+    where the change is in force. True when the node is gone."""
     outcome, request = session.outcome, session.request
     node = known(lambda: session.cluster.read_node(request.node))
     tip = session.read_tip()
@@ -20,16 +24,33 @@ def describe_truth(session: Session, gone: bool) -> None:
     where = f"{checkout.path}, {checkout.branch or 'no branch'} at {(checkout.head or 'nothing')[:12]}"
     outcome.facts.append(f"fleet: {where}, {checkout.state.message if checkout.state else 'clean'}")
     outcome.facts.append(f"remote: {_remote(session, tip)}")
-    if gone:
-        return
-    if isinstance(node, NodeView):
-        session.see(node)
-        if not node.unschedulable:
-            outcome.headline = f"THE NODE IS SCHEDULABLE: {request.node} is not cordoned and nothing protects it"
-    elif node is None:
-        outcome.headline = f"the node is gone; nothing protects it ({request.node})"
-    else:
+    outcome.way_back = _way_back(session, tip)
+    uid = session.running.uid
+    if isinstance(error, NodeGone) or node is None or (isinstance(node, NodeView) and node.uid != uid):
+        outcome.headline = _GONE
+        return True
+    if isinstance(node, Problem):
         outcome.headline = f"whether {request.node} is still cordoned could not be read; this run did not uncordon it"
+        return False
+    session.see(node)
+    if not node.unschedulable:
+        why = error.message if isinstance(error, (Drift, EndedElsewhere)) else "another actor uncordoned it, or no cordon took effect"
+        outcome.headline = f"THE NODE IS SCHEDULABLE: {request.node} is not cordoned and nothing protects it: {why}"
+    return False
+
+
+def _way_back(session: Session, tip: TipFacts | Problem) -> str | None:
+    """What to do when the target can not come up, once the tip asks for it (spec section 6)."""
+    request, transaction = session.request, session.running
+    if request.command != "apply" or isinstance(tip, Problem) or read_rule_mode(tip.rule, request.node) is not transaction.target:
+        return None
+    return plan.way_back(request, _find_ours(session, tip) or "<the commit that made the change>")
+
+
+def _find_ours(session: Session, tip: TipFacts) -> str | None:
+    if not isinstance(tip.history, History):
+        return None
+    return next((commit.id for commit in tip.history.commits if session.running.id in commit.transactions), None)
 
 
 def _node(node: NodeView | Problem | None) -> str:
@@ -54,10 +75,9 @@ def _remote(session: Session, tip: TipFacts | Problem) -> str:
         return f"could not be read: {tip.message}"
     mode = read_rule_mode(tip.rule, session.request.node)
     rule = f"its rule can not be read: {mode.message}" if isinstance(mode, Problem) else f"its rule asks for {mode.value}"
-    history = tip.history
-    if history is None or isinstance(history, Problem):
-        ours = "whether our commit is in it could not be read"
+    mine = _find_ours(session, tip)
+    if mine:
+        ours = f"our commit {mine[:12]} is in it"
     else:
-        mine = next((commit.id for commit in history.commits if session.running.id in commit.transactions), None)
-        ours = f"our commit {mine[:12]} is in it" if mine else "our commit is not in it"
+        ours = "our commit is not in it" if isinstance(tip.history, History) else "whether our commit is in it could not be read"
     return f"tip {(tip.tip or 'none')[:12]}, {rule}, {ours}"

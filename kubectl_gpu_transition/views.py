@@ -133,6 +133,12 @@ def _waiting(status: Mapping[str, Any], what: str) -> str | None:
     return None
 
 
+# HAMi's scheduler writes these when it has chosen devices: hami.io/vgpu-devices-to-allocate, hami.io/<vendor>-devices-allocated, and the
+# node it chose (Project-HAMi/HAMi: pkg/util/types.go, pkg/device/*/device.go).
+_ALLOCATION = re.compile(r"hami\.io/.+-devices-(?:to-allocate|allocated)")
+_ALLOCATED_NODE = "hami.io/vgpu-node"
+
+
 def pod_view(obj: object) -> PodView:
     """A core/v1 Pod as the API serves it. Raises Malformed."""
     pod = _mapping(obj, "a pod")
@@ -157,6 +163,7 @@ def pod_view(obj: object) -> PodView:
     if extended:
         claims.append(str(extended.get("resourceClaimName")))
     grace = meta.get("deletionGracePeriodSeconds")
+    annotations = _texts(meta.get("annotations"), f"{what} annotations")
     return PodView(
         namespace=namespace,
         name=name,
@@ -172,6 +179,8 @@ def pod_view(obj: object) -> PodView:
         claims=tuple(claims),
         waiting=_waiting(status, what),
         labels=_texts(meta.get("labels"), f"{what} labels"),
+        allocations=tuple(sorted(key for key in annotations if _ALLOCATION.fullmatch(key) or key == _ALLOCATED_NODE)),
+        allocated_node=annotations.get(_ALLOCATED_NODE, ""),
     )
 
 
@@ -189,22 +198,26 @@ def permitted_host_devices(kubevirt: object) -> frozenset[str]:
     return frozenset(names)
 
 
+# The user part of a URL; a source's URL is shown without it.
+_USER_INFO = re.compile(r"(?<=://)[^/]*@")
+
+
 def gitops_facts(kustomization: object, source: object) -> GitopsFacts:
     """Flux's Kustomization ``gpu-node-mode`` and its source; None for either where it does not exist. Raises Malformed.
 
     A source that follows anything but a branch is described ("tag v1"), so that it never equals a branch name
-    (source.toolkit.fluxcd.io: ``ref.name`` before ``semver``, ``tag``, ``commit`` and ``branch``, which defaults to master).
+    (source.toolkit.fluxcd.io: ``ref.commit`` before ``name``, ``semver``, ``tag`` and ``branch``, which defaults to master).
     """
     if kustomization is None:
         return GitopsFacts(None, None, None, None)
     spec = _mapping(_mapping(kustomization, "the Kustomization").get("spec"), "the Kustomization's spec")
     reference = _mapping(spec.get("sourceRef"), "the Kustomization's sourceRef")
-    name = f"{reference.get('kind')} {reference.get('namespace') or 'flux-system'}/{reference.get('name')}"
+    name = f"{reference.get('kind') or 'GitRepository'} {reference.get('namespace') or 'flux-system'}/{reference.get('name')}"
     if source is None:
         return GitopsFacts(str(spec.get("path") or ""), name, None, None)
     spec_of_source = _mapping(_mapping(source, "the GitRepository").get("spec"), "the GitRepository's spec")
     ref = _mapping(spec_of_source.get("ref"), "the GitRepository's ref")
-    other = next((f"{key} {ref[key]}" for key in ("name", "semver", "tag", "commit") if ref.get(key)), None)
-    if other == f"name refs/heads/{ref.get('name', '')[11:]}":
-        other = ref["name"][11:]
-    return GitopsFacts(str(spec.get("path") or ""), name, str(spec_of_source.get("url") or ""), other or str(ref.get("branch") or "master"))
+    other = next((f"{key} {ref[key]}" for key in ("commit", "name", "semver", "tag") if ref.get(key)), None)
+    other = other.removeprefix("name refs/heads/") if other else None
+    url = _USER_INFO.sub("", str(spec_of_source.get("url") or ""))
+    return GitopsFacts(str(spec.get("path") or ""), name, url, other or str(ref.get("branch") or "master"))

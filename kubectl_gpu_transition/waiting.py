@@ -1,4 +1,4 @@
-"""Wait until the node is wholly in a mode, verify it twice, and give it back: the only place that sends an uncordon (spec sections 4 and 7).
+"""Wait until the node is wholly in a mode, verify it twice, and give it back: the only place that uncordons (spec sections 4 and 7).
 
 Watches say what is missing; a full observation, the tip included, is made only when nothing seems missing. Two observations in a row,
 at least the settle time apart, with nothing contradicting and no watch broken in between, are "verified". The patch that gives the
@@ -17,8 +17,16 @@ from kubectl_gpu_transition.ports import Watch
 from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon
 from kubectl_gpu_transition.resume import read_rule_mode
 from kubectl_gpu_transition.session import Session
-from kubectl_gpu_transition.target import Goal, find_missing, find_new_managers, find_owners, is_same_ground
-from kubectl_gpu_transition.writes import node_gone, read_same_node, write_node
+from kubectl_gpu_transition.target import (
+    Goal,
+    find_missing,
+    find_missing_labels,
+    find_missing_owners,
+    find_new_managers,
+    find_owners,
+    is_same_ground,
+)
+from kubectl_gpu_transition.writes import cordoned_under, edited_record, node_gone, read_same_node, write_node
 
 FRESH = 5.0  # seconds from the end of the verifying observation within which the uncordon is sent (spec section 4, step 6)
 RECORDONS = 20  # how often a node that others uncordon is cordoned again (spec section 4, step 5)
@@ -38,7 +46,7 @@ def clock_text(seconds: float) -> str:
 
 @dataclass
 class Wait:
-    """One wait. ``abandoning``: the goal is the mode the transaction came from, and only phase ``cordoned`` may be given up."""
+    """One wait. ``abandoning``: the goal is the mode the transaction came from, and an announcement made meanwhile ends it."""
 
     session: Session
     goal: Goal
@@ -50,33 +58,48 @@ class Wait:
     begun: float = 0.0
     spoke: float = 0.0
     deadline: float = 0.0
+    looked: float = float("-inf")  # when the last full observation ended
 
-    def run(self) -> str:
-        """Wait, verify and release; returns what ended it, for people. Raises Expired, EndedElsewhere, NodeGone, Interrupted, …"""
+    def run(self) -> None:
+        """The steps wait and uncordon: wait, verify and release. Raises Expired, EndedElsewhere, NodeGone, Interrupted, …"""
         session = self.session
         begun = session.clock.monotonic()
         self.deadline = begun + session.request.timeout
         self.begun = self.spoke = begun
+        self.node = session.outcome.node
         watch = session.cluster.watch(session.request.node)
         try:
-            return self._until_released(watch)
+            while True:
+                with session.step("wait") as step:
+                    observation = self._until_verified(watch)
+                    again = f"; others uncordoned it {self.recordons}x, and it was cordoned again" if self.recordons else ""
+                    step.message = f"{session.request.node} is in {self.goal.mode.value}, seen twice{again}"
+                with session.step("uncordon") as step:
+                    released = self._release(observation)
+                    step.message = released or "the node changed first; looking anew"
+                if released is not None:
+                    return
+                step.status = "pending"
         except _Finished as finished:
-            return str(finished)
+            for step in session.outcome.steps:
+                if step.name in ("wait", "uncordon"):
+                    step.status, step.message = ("done", str(finished)) if step.name == "wait" else ("skipped", "another run has done it")
+            session.say(str(finished))
         finally:
             watch.close()
 
     # ------------------------------------------------------------ the loop
 
-    def _until_released(self, watch: Watch) -> str:
+    def _until_verified(self, watch: Watch) -> Observation:
+        """The second of two verifying observations."""
         session, clock = self.session, self.session.clock
         seen = False  # whether the first of the two verifying observations has been made, with nothing against it since
-        looked = -1e9  # when the last full observation ended
         while True:
             session.stop_if_interrupted()
             now = clock.monotonic()
             if now >= self.deadline:
                 raise Expired("timeout", self._expiry())
-            due = looked + session.request.settle
+            due = self.looked + session.request.settle
             patience = min(TICK, self.deadline - now, *([due - now] if self.quiet else []))
             if not self._take_signals(watch, max(0.0, patience)):
                 seen = False
@@ -84,7 +107,7 @@ class Wait:
             if not self.quiet or clock.monotonic() < due:
                 continue
             observation = session.observe(session.checkout)
-            looked = clock.monotonic()
+            self.looked = clock.monotonic()
             missing = self._missing_in(observation)
             contradicted = not self._take_signals(watch, 0.0)
             if missing or contradicted:
@@ -95,10 +118,7 @@ class Wait:
                 seen = True
                 self._show(["nothing any more; looking once more"])
             else:
-                released = self._release(observation)
-                if released is not None:
-                    return released
-                seen = False
+                return observation
 
     def _take_signals(self, watch: Watch, seconds: float) -> bool:
         """Take in what the watches saw, waiting so long for the first of it. False when any of it contradicts "verified", or when a
@@ -112,10 +132,14 @@ class Wait:
                 fine = self.quiet = False
             if signal.problem is not None:
                 self._show([signal.problem])
-            if signal.node is not None and signal.pods is not None and signal.gpu_names is not None and not self._is_old(signal.node):
-                fine = not self._follow(signal.node) and fine
-                session.see(signal.node, signal.pods)
-                missing = self._missing(signal.node, signal.pods, signal.gpu_names)
+            node = signal.node
+            if node is not None and signal.pods is not None and signal.gpu_names is not None:
+                if self._is_old(node):
+                    node = self.node or node  # one watch is behind; what the others show counts all the same
+                else:
+                    fine = not self._follow(node) and fine
+                session.see(node, signal.pods)
+                missing = self._missing(node, signal.pods, signal.gpu_names)
                 self.quiet = not missing
                 if missing:
                     fine = False
@@ -130,7 +154,7 @@ class Wait:
 
     def _missing(self, node: NodeView, pods: tuple[PodView, ...], names: frozenset[str]) -> list[str]:
         holders = self.session.find_holders(pods, names)
-        return find_missing(self.goal, node, find_owners(pods, node.name), holders)
+        return find_missing(self.goal, node, pods, holders)
 
     def _missing_in(self, observation: Observation) -> list[str]:
         """What an observation lacks, condition 7 included; what could not be read is missing."""
@@ -142,7 +166,7 @@ class Wait:
         changed = self._follow(node)
         missing = self._missing(node, pods, names)
         if changed:
-            missing.append("the node has only just been cordoned again")
+            missing.append("the node's cordon or record has only just changed")
         if isinstance(observation.tip, Problem):
             missing.append(f"the tip can not be read: {observation.tip.message}")
         else:
@@ -171,6 +195,8 @@ class Wait:
         if text != session.record:
             self._follow_record(text)
             changed = True
+        if text is None:
+            return True  # how that came could not be read: the next look asks again, and nothing is written meanwhile
         if not node.unschedulable and self.goal.cordoned:
             self._cordon_again(node, before)
             return True
@@ -180,7 +206,8 @@ class Wait:
         session, transaction = self.session, self.session.running
         if text is None:
             self._finish_or_end()
-        other = decode(text or "")
+            return
+        other = decode(text)
         if other is None or other.id != transaction.id:
             shown = f"transaction {other.id}" if other else "something unreadable"
             raise EndedElsewhere(
@@ -188,37 +215,37 @@ class Wait:
                 f"the node's annotation is no longer ours: it holds {shown}",
                 "find out who wrote it; this run has stopped and does not cordon again",
             )
-        same = (other.uid, other.cluster, other.source, other.target) == (
-            transaction.uid,
-            transaction.cluster,
-            transaction.source,
-            transaction.target,
-        )
-        if not same:
-            raise Drift("annotation-drift", "the annotation has our id but another node, cluster or direction: somebody edited it")
+        if other.move != transaction.move:
+            raise edited_record()
         if self.abandoning and other.phase != "cordoned":
             raise Refused("push-announced", "another run has announced a push under this transaction: it can not be given up now")
-        session.adopt(other, text or "")
+        session.adopt(other, text)
         session.say("another run of this transaction is at work; following it")
 
     def _finish_or_end(self) -> None:
-        """The record is gone: complete if the node is there (whoever removed it), else over. Always raises."""
+        """The record is gone: complete if the node is there (whoever removed it), else over. Returns only where that can not be read."""
         session = self.session
-        observation = session.observe()
-        node, word = observation.node, "abandoned" if self.abandoning else "finished"
+        observation = session.observe(session.checkout)
+        node, pods, tip = observation.node, observation.pods, observation.tip
         if node is None or (isinstance(node, NodeView) and node.uid != session.running.uid):
             raise node_gone(session.request.node)
-        if isinstance(node, NodeView) and not isinstance(observation.pods, Problem) and not isinstance(observation.tip, Problem):
-            there = Goal(self.goal.mode, no_holders=False, cordoned=False)
-            missing = find_missing(there, node, find_owners(observation.pods, node.name), ())
-            missing += self._missing_at(observation.tip)
-            look = Look(session.request, observation, Claim("none", "", None), None, None)
-            if not missing and not node.unschedulable and ANNOTATION not in node.annotations and judge_fleet_cluster(look).status != "fail":
-                raise _Finished(f"{word} by another run: the node is schedulable and in {self.goal.mode.value}")
-        state = ("cordoned" if node.unschedulable else "SCHEDULABLE") if isinstance(node, NodeView) else "in an unknown state"
+        if isinstance(node, Problem) or isinstance(pods, Problem) or isinstance(tip, Problem) or isinstance(observation.gitops, Problem):
+            return
+        look = Look(session.request, observation, Claim("none", "", None), None, None)
+        if (
+            ANNOTATION not in node.annotations
+            and not node.unschedulable
+            and not find_missing_labels(node, self.goal.mode)
+            and not find_missing_owners(find_owners(pods, node.name), self.goal.mode)
+            and not self._missing_at(tip)
+            and judge_fleet_cluster(look).status != "fail"
+        ):
+            word = "abandoned" if self.abandoning else "finished"
+            raise _Finished(f"{word} by another run: the node is schedulable and in {self.goal.mode.value}")
         raise EndedElsewhere(
             "ended-elsewhere",
-            f"our transaction has gone from the node without {self.goal.mode.value} being reached; the node is {state}",
+            f"our transaction has gone from the node without {self.goal.mode.value} being reached; "
+            f"the node is {'cordoned' if node.unschedulable else 'SCHEDULABLE'}",
             "find out who removed it (another run's abandon, say); this run has stopped and does not cordon again",
         )
 
@@ -231,17 +258,12 @@ class Wait:
                 f"the node was uncordoned {RECORDONS + 1} times by others: it is schedulable and unprotected",
                 "find out who uncordons it before anything else",
             )
-        self.recordons += 1
         try:
-            self.node = write_node(
-                session,
-                node,
-                recordon_patch(node, session.record),
-                lambda seen: seen.unschedulable and seen.annotations.get(ANNOTATION) == session.record,
-                versioned=True,
-            )
+            shows = cordoned_under(session.record)
+            self.node = write_node(session, node, recordon_patch(node, session.record), shows, versioned=True)
         except LostGuard:
             return  # changed once more since: the next look decides again
+        self.recordons += 1
         managers = ", ".join(find_new_managers(before, node)) if before is not None else ""
         session.say(f"{session.clock.now()} the node was uncordoned by another actor ({managers or 'unknown'}) and is cordoned again")
 

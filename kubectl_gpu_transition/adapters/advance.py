@@ -7,10 +7,11 @@ and new that a killed run can leave is recognised and completed (spec section 9)
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dulwich.object_store import BaseObjectStore
@@ -58,18 +59,24 @@ def advance(
 ) -> Advance:
     """Bring the checkout from ``base``, or from any mixture that a killed run left, to ``commit``. ``known`` holds the commit's
     objects; those that the repository lacks are written first."""
+    moving = False
     try:
+        if repo.head not in (None, base, commit) and Walk(known).compare(commit, repo.head).left_in_right:
+            return Advance(True, f"the checkout is already beyond {commit}")
+        _remove_leftovers(repo, target, path)
         move = _look(repo, known, environ, base, commit, path)
-        making.write_loose(os.path.join(repo.common_dir, "objects"), _missing(repo, known, base, commit))
-        _remove_leftovers(repo, path)
-        _move_file(repo, move)
-        _move_index(repo, move)
-        _move_ref(repo, _branch(repo), {base, commit}, commit, environ, f"commit: {path}")
-        if target.tracking is not None and not repo.is_symbolic(target.tracking):
-            # Where the tracking ref was does not matter: the remote has just been seen at, or beyond, the commit.
-            _move_ref(repo, target.tracking, {repo.read_ref(target.tracking), base, None}, commit, environ, "update by push")
+        if move is not None:
+            _refuse_locks(repo, target)
+            making.write_loose(os.path.join(repo.common_dir, "objects"), _missing(repo, known, base, commit))
+            moving = True
+            _move_file(repo, move)
+            _move_index(repo, move)
+            _move_ref(repo, _branch(repo), (base, commit), commit, environ, f"commit: {path}")
+        if target.tracking is not None and _may_track(repo, known, target.tracking, commit):
+            _move_ref(repo, target.tracking, (repo.read_ref(target.tracking),), commit, environ, "update by push")
     except Blocked as error:
-        return Advance(False, f"the checkout was left alone: {error.message}", error.remedy)
+        state = "could not be moved forward" if moving else "was left alone"
+        return Advance(False, f"the checkout {state}: {error.message}", _restore(path) if moving else error.remedy)
     except (ConfigError, IndexError_) as error:
         return Advance(False, f"the checkout was left alone: {error}", _PULL)
     except KeyError:
@@ -80,7 +87,7 @@ def advance(
 
 
 def _restore(path: str) -> str:
-    return f"git restore --source=HEAD --staged --worktree -- {path} && {_PULL}"
+    return f"git restore --source=HEAD --staged --worktree -- {shlex.quote(path)} && {_PULL}"
 
 
 def _branch(repo: Repository) -> str:
@@ -88,12 +95,35 @@ def _branch(repo: Repository) -> str:
     return repo.branch
 
 
+def _may_track(repo: Repository, known: BaseObjectStore, tracking: str, commit: str) -> bool:
+    """Whether the tracking ref would move forward: it is absent or before the commit. A later fetch may have brought it further."""
+    at = repo.read_ref(tracking)
+    return not repo.is_symbolic(tracking) and (at is None or (at != commit and Walk(known).compare(at, commit).left_in_right))
+
+
+def _locks(repo: Repository, target: Target) -> list[str]:
+    """git's lock files for what is moved here."""
+    names = [_branch(repo), *([target.tracking] if target.tracking else [])]
+    return [os.path.join(repo.git_dir, "index.lock"), *(f"{repo.path_of(name)}.lock" for name in names)]
+
+
+def _refuse_locks(repo: Repository, target: Target) -> None:
+    held = next((path for path in _locks(repo, target) if os.path.lexists(path)), None)
+    if held is not None:
+        raise _locked(held)
+
+
+def _locked(path: str) -> Blocked:
+    return Blocked(f"another git process holds {path}", f"wait for it to end (or remove the file if there is none), then {_PULL}")
+
+
 def _missing(repo: Repository, known: BaseObjectStore, base: str, commit: str) -> list[ShaFile]:
     return [item for item in making.list_new(known, base, commit) if item.id not in repo.objects]
 
 
-def _look(repo: Repository, known: BaseObjectStore, environ: Mapping[str, str], base: str, commit: str, path: str) -> _Move:
-    """Everything that must hold before the first rename; raises Blocked, and KeyError where objects are missing."""
+def _look(repo: Repository, known: BaseObjectStore, environ: Mapping[str, str], base: str, commit: str, path: str) -> _Move | None:
+    """Everything that must hold before the first rename; None where there is nothing to move any more. Raises Blocked, and KeyError
+    where objects are missing."""
     obstacle = find_obstacle(repo)
     if obstacle is not None:
         raise Blocked(obstacle.message)
@@ -115,9 +145,11 @@ def _look(repo: Repository, known: BaseObjectStore, environ: Mapping[str, str], 
     entry = next((entry for entry in index.entries if entry.path == path.encode()), None)
     if entry is None or entry.stage or entry.intended or entry.skipped or entry.sha not in blobs:
         raise Blocked(f"{path} is staged with another content, or not in the index")
+    half = repo.head == commit or entry.sha == blobs[1] or tree.has_content(entry, blobs[1])
+    if repo.head == commit and entry.sha == blobs[1] and tree.has_content(entry, blobs[1]):
+        return None
     others = [change.path for change in list_staged(index, known, start.tree) if change.path != path]
     others += [c.path for c in tree.changes() if c.path != path and not os.path.basename(c.path).startswith("." + PREFIX)]
-    half = repo.head == commit or entry.sha == blobs[1] or tree.has_content(entry, blobs[1])
     if others:
         raise Blocked(f"it has other changes: {', '.join(others[:5])}", _restore(path) if half else _PULL)
     if not any(tree.has_content(entry, blob) for blob in blobs):
@@ -130,38 +162,29 @@ def _look(repo: Repository, known: BaseObjectStore, environ: Mapping[str, str], 
 
 def _other_commits(repo: Repository, known: BaseObjectStore, base: str, commit: str) -> Blocked:
     assert repo.head is not None  # find_obstacle() has refused a branch without a commit.
-    compared = Walk(known).compare(repo.head, commit)
-    if compared.right_in_left:
-        return Blocked(f"it is already beyond {commit}", None)
-    if compared.left_in_right:
+    if Walk(known).compare(repo.head, commit).left_in_right:
         return Blocked(f"its branch is at {repo.head}, before {base}")
     return Blocked(f"its branch has commits of its own ({repo.head})", "git pull --rebase")
 
 
-def _remove_leftovers(repo: Repository, path: str) -> None:
-    """Temporary files of a killed run, which held our lock: nobody else writes files of these names."""
+def _remove_leftovers(repo: Repository, target: Target, path: str) -> None:
+    """Temporary files of a killed run, which held our lock: nobody else writes files of these names.
+
+    A git lock file that is the very file of such a run goes with it: it was made as a second name of it.
+    """
+    if repo.branch is None:
+        return
     beside = os.path.join(repo.top, os.path.dirname(path))
     for directory, prefix in ((repo.git_dir, PREFIX), (repo.common_dir, PREFIX), (beside, "." + PREFIX)):
-        for name in os.listdir(directory):
-            if name.startswith(prefix):
-                leftover = os.path.join(directory, name)
-                _remove_stale_lock(repo, leftover)
-                os.unlink(leftover)
+        for leftover in [os.path.join(directory, name) for name in _list(directory) if name.startswith(prefix)]:
+            for lock in _locks(repo, target):
+                if os.path.lexists(lock) and os.path.samestat(os.lstat(lock), os.lstat(leftover)):
+                    os.unlink(lock)
+            os.unlink(leftover)
 
 
-def _remove_stale_lock(repo: Repository, leftover: str) -> None:
-    """A git lock file that is the very file of a killed run of ours: it was made as a second name of it."""
-    status = os.lstat(leftover)
-    if status.st_nlink < 2:
-        return
-    tracking = os.path.join(repo.common_dir, "refs", "remotes")
-    heads = os.path.dirname(repo.path_of(_branch(repo)))
-    candidates = [os.path.join(repo.git_dir, "index.lock"), repo.path_of(_branch(repo)) + ".lock"]
-    for top, _, names in os.walk(tracking) if os.path.isdir(tracking) else []:
-        candidates += [os.path.join(top, name) for name in names if name.endswith(".lock")]
-    for candidate in (name for name in candidates if heads and os.path.exists(name)):
-        if os.path.samestat(os.lstat(candidate), status):
-            os.unlink(candidate)
+def _list(directory: str) -> list[str]:
+    return os.listdir(directory) if os.path.isdir(directory) else []
 
 
 def _write_temporary(directory: str, prefix: str, data: bytes, mode: int) -> str:
@@ -193,35 +216,45 @@ def _move_file(repo: Repository, move: _Move) -> None:
     making.sync_directory(os.path.dirname(target))
 
 
-def _replace_locked(target: str, directory: str, data: bytes, mode: int, still: bool) -> None:
+def _replace_locked(target: str, directory: str, data: bytes, mode: int, is_still: Callable[[], bool]) -> None:
     """Replace a file of git under git's own lock ``<file>.lock``, which is made complete, as a second name of our temporary file:
-    a run that is killed in between leaves a lock that the next one knows as its own."""
+    a run that is killed in between leaves a lock that the next one knows as its own. ``is_still`` is asked under the lock."""
     lock = target + ".lock"
     temporary = _write_temporary(directory, PREFIX, data, mode)
     try:
+        _take_git_lock(temporary, lock, data, mode)
+        if not is_still():
+            os.unlink(lock)
+            raise Blocked(f"{target} was changed by another process")
+        os.rename(lock, target)
+    finally:
+        os.unlink(temporary)
+    making.sync_directory(os.path.dirname(target))
+
+
+def _take_git_lock(temporary: str, lock: str, data: bytes, mode: int) -> None:
+    try:
         os.link(temporary, lock)
     except FileExistsError:
-        os.unlink(temporary)
-        message = f"another git process holds {lock}"
-        raise Blocked(message, f"wait for it to end (or remove the file if there is none), then {_PULL}") from None
-    if not still:
-        os.unlink(lock)
-        os.unlink(temporary)
-        raise Blocked(f"{target} was changed by another process")
-    os.rename(lock, target)
-    os.unlink(temporary)
-    making.sync_directory(os.path.dirname(target))
+        raise _locked(lock) from None
+    except OSError:
+        # No hard links on this file system: git's way, with a moment in which a kill leaves a lock that a person has to remove.
+        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _move_index(repo: Repository, move: _Move) -> None:
     target = os.path.join(repo.git_dir, "index")
-    status = os.lstat(os.path.join(repo.top, move.path))
-    data = change_entry(move.index, move.entry, move.new, status)
+    data = change_entry(move.index, move.entry, move.new, os.lstat(os.path.join(repo.top, move.path)))
     if data != move.index.data:
-        _replace_locked(target, repo.git_dir, data, stat.S_IMODE(os.stat(target).st_mode), read_index(repo).data == move.index.data)
+        mode = stat.S_IMODE(os.stat(target).st_mode)
+        _replace_locked(target, repo.git_dir, data, mode, lambda: read_index(repo).data == move.index.data)
 
 
-def _move_ref(repo: Repository, name: str, allowed: set[str | None], commit: str, environ: Mapping[str, str], why: str) -> None:
+def _move_ref(repo: Repository, name: str, allowed: tuple[str | None, ...], commit: str, environ: Mapping[str, str], why: str) -> None:
     before = repo.read_ref(name)
     if before == commit:
         return
@@ -229,7 +262,7 @@ def _move_ref(repo: Repository, name: str, allowed: set[str | None], commit: str
     if not os.path.isdir(os.path.dirname(target)):
         making.make_directory(os.path.dirname(target))
     mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else _default_mode(repo)
-    _replace_locked(target, repo.common_dir, f"{commit}\n".encode(), mode, before in allowed)
+    _replace_locked(target, repo.common_dir, f"{commit}\n".encode(), mode, lambda: repo.read_ref(name) in allowed)
     for log in dict.fromkeys([name, "HEAD"] if name == repo.branch else [name]):
         _write_reflog(repo, log, before, commit, environ, why)
 

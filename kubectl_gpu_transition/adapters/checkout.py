@@ -7,6 +7,7 @@ forward is advance.py's.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
@@ -39,12 +40,7 @@ def read_facts(path: str, cluster: str, environ: Mapping[str, str], held: bool) 
         with open_repository(path, environ) as repo:
             return _read_facts(repo, cluster, environ, held)
     except Unusable as error:
-        return _no_facts(path, error.problem)
-    except OSError as error:
-        return _no_facts(path, Problem(f"{path} can not be read: {error.strerror} ({error.filename})"))
-
-
-def _no_facts(path: str, problem: Problem) -> CheckoutFacts:
+        problem = error.problem
     return CheckoutFacts(path, problem, None, None, None, (), problem, problem, problem, problem)
 
 
@@ -117,7 +113,7 @@ def find_dirt(repo: Repository, environ: Mapping[str, str]) -> Problem | None:
     if not any(parts):
         return None
     message = "; ".join(part for part in parts if part)
-    return Problem(f"the checkout is not clean: {message}", f"git -C {repo.top} status; commit, stash or remove what it shows")
+    return Problem(f"the checkout is not clean: {message}", f"git -C {shlex.quote(repo.top)} status; commit, stash or remove what it shows")
 
 
 def _name(kind: str, changes: Iterable[Change]) -> str:

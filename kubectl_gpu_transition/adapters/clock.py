@@ -25,7 +25,8 @@ class SystemClock:
         return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or until an interrupt is pending."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and self.interrupts.pending() is None:
+        """Sleep so long, or until an interrupt arrives. One that is pending already does not count: what has to be brought to a known
+        outcome first must not turn into a busy loop."""
+        deadline, before = time.monotonic() + seconds, self.interrupts.pending()
+        while (left := deadline - time.monotonic()) > 0 and self.interrupts.pending() == before:
             time.sleep(min(_SLICE, left))

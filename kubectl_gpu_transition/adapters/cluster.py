@@ -92,7 +92,7 @@ class KubeCluster:
         return response
 
     def _read(self, path: str, query: dict[str, str] | None = None) -> Any:
-        """GET as JSON; tried again on no answer, 429 and 5xx. Raises Missing (404), Forbidden, Unreachable, Malformed, or Expired pages (410) as ServerStatus."""
+        """GET as JSON; tried again on no answer, 429 and 5xx. Raises Missing (404), Forbidden, Unreachable, Malformed; ServerStatus for 410."""
         failure: Failure | None = None
         for attempt in range(_TRIES):
             if attempt:

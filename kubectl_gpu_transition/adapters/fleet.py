@@ -32,6 +32,8 @@ class GitFleet:
         self._path, self._environ = repo, environ
         self._remote = Remote(environ, token_env, git_timeout, log)
         self._lock: lock.Lock | None = None
+        # The local branch, and where it went, of the last look at the remote or push: no other branch is ever moved forward.
+        self._used: tuple[str | None, Target] | None = None
         # Without a handler Python would print dulwich's warnings to stderr.
         logging.getLogger("dulwich").addHandler(logging.NullHandler())
 
@@ -43,7 +45,7 @@ class GitFleet:
         """The remote branch now; with ``base`` also the history between base and the tip. A Problem where it can not be read."""
         try:
             with open_repository(self._path, self._environ) as repo:
-                return self._read_tip(repo, _find_target(repo), cluster, base)
+                return self._read_tip(repo, self._find_target(repo), cluster, base)
         except Unusable as error:
             return error.problem
         except ExchangeFailed as error:
@@ -76,7 +78,7 @@ class GitFleet:
         compared = walk.compare(base, tip)
         if not compared.complete:
             try:
-                self._remote.deepen(repo, target, tip)
+                self._remote.deepen(repo, target)
             except ExchangeFailed as error:
                 return Problem(f"the history between {base} and {tip} is not here: {error.problem.message}", _UNSHALLOW)
             walk = self._remote.walk(repo)
@@ -102,7 +104,7 @@ class GitFleet:
             with open_repository(self._path, self._environ) as repo:
                 found = _find_commits(self._remote.walk(repo), tip, subject)
                 if found is None:
-                    self._remote.deepen(repo, _find_target(repo), tip)
+                    self._remote.deepen(repo, _find_target(repo))
                     found = _find_commits(self._remote.walk(repo), tip, subject)
         except Unusable as error:
             return error.problem
@@ -168,7 +170,7 @@ class GitFleet:
         try:
             with open_repository(self._path, self._environ) as repo:
                 new = objects.list_new(self._remote.known(repo), parent, commit)
-                return self._remote.push_commit(repo, _find_target(repo), parent, commit, new)
+                return self._remote.push_commit(repo, self._find_target(repo), parent, commit, new)
         except Unusable as error:
             return PushResult("refused", error.problem.message)
         except KeyError:
@@ -182,12 +184,21 @@ class GitFleet:
             return Advance(False, f"the checkout was left alone: {taken.message}", "git pull --ff-only")
         try:
             with open_repository(self._path, self._environ) as repo:
-                return advance.advance(repo, _find_target(repo), self._remote.known(repo), self._environ, base, commit, path)
+                target = _find_target(repo)
+                if self._used not in (None, (repo.branch, target)):
+                    message = f"HEAD is {repo.branch}, which is not the branch of the push"
+                    return Advance(False, f"the checkout was left alone: {message}", "git pull --ff-only")
+                return advance.advance(repo, target, self._remote.known(repo), self._environ, base, commit, path)
         except Unusable as error:
             return Advance(False, f"the checkout was left alone: {error.problem.message}", error.problem.remedy)
         finally:
             if not held:
                 self.release_lock()
+
+    def _find_target(self, repo: Repository) -> Target:
+        target = _find_target(repo)
+        self._used = (repo.branch, target)
+        return target
 
 
 @contextmanager

@@ -35,7 +35,8 @@ class HttpClient(Urllib3HttpGitClient):
             pool_manager=self._pool,
             username=credential.user if credential else None,
             password=credential.password if credential else None,
-            timeout=seconds,
+            # Only a backstop: the exchange as a whole is limited by its caller, who can say so better.
+            timeout=seconds + 1,
             thin_packs=False,
             quiet=True,
         )

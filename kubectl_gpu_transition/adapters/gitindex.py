@@ -10,9 +10,11 @@ import hashlib
 import os
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _HEADER = struct.Struct(">4sII")
 _ENTRY = struct.Struct(">10I20sH")
+_WORD = 0xFFFFFFFF
 _EXTENDED, _VALID = 0x4000, 0x8000
 _SKIP_WORKTREE, _INTENT_TO_ADD = 0x4000, 0x2000
 # The cached trees of the old entries, and two tables that only speed up reading and are checksummed over the others.
@@ -24,8 +26,7 @@ class IndexError_(ValueError):
     """An index that can not be read here; the text says why. Never leaves the adapters."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry. ``stat`` is (ctime s, ns, mtime s, ns, dev, ino, mode, uid, gid, size) as stored, ``sha`` 40 hex digits."""
 
     path: bytes
@@ -45,11 +46,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """A parsed index: the entries in order, and where they end in the data."""
+    """A parsed index: the entries in order, and where they end in the data. ``tree`` is the tree of the whole index where git has
+    noted it, which leaves out intended entries; else None."""
 
     data: bytes
     entries: tuple[Entry, ...]
     end: int
+    tree: str | None
 
 
 def parse_index(data: bytes) -> Index:
@@ -85,11 +88,21 @@ def parse_index(data: bytes) -> Index:
             )  # fmt: skip
     except (struct.error, ValueError) as error:
         raise IndexError_("the index is damaged") from error
-    for name, _ in _extensions(data, at):
+    tree: str | None = None
+    for name, raw in _extensions(data, at):
+        if name == b"TREE":
+            tree = _read_root(raw[8:])
         if name[:1].islower() and name not in _REQUIRED_AND_KNOWN:
             hint = "; `git update-index --no-split-index` joins it" if name == b"link" else ""
             raise IndexError_(f"the index has the extension {name.decode('ascii', 'replace')}, which is not supported{hint}")
-    return Index(data, tuple(entries), at)
+    return Index(data, tuple(entries), at, tree)
+
+
+def _read_root(cached: bytes) -> str | None:
+    """The root's id of the cached trees: an empty name, NUL, ``<entries> <subtrees>``, newline, id; -1 entries where it is not valid."""
+    head, _, rest = cached.partition(b"\n")
+    counts = head.removeprefix(b"\0").split(b" ")
+    return rest[:20].hex() if len(counts) == 2 and counts[0].isdigit() and len(rest) >= 20 else None
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -130,8 +143,7 @@ def stat_numbers(status: os.stat_result) -> tuple[int, ...]:
     """A file's stat data as an index holds it: each number cut to 32 bits, in the order of ``Entry.stat``."""
     seconds, nanos = divmod(status.st_ctime_ns, 10**9)
     modified, modified_nanos = divmod(status.st_mtime_ns, 10**9)
-    numbers = (
-        seconds, nanos, modified, modified_nanos, status.st_dev, status.st_ino,
-        status.st_mode, status.st_uid, status.st_gid, status.st_size,
+    return (
+        seconds & _WORD, nanos, modified & _WORD, modified_nanos, status.st_dev & _WORD, status.st_ino & _WORD,
+        status.st_mode, status.st_uid, status.st_gid, status.st_size & _WORD,
     )  # fmt: skip
-    return tuple(number & 0xFFFFFFFF for number in numbers)

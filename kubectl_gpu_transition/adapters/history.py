@@ -7,6 +7,7 @@ that is not in the store is reported, never taken for "has no parents" (spec sec
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,8 +109,8 @@ def describe_commit(commit: str, found: Commit) -> CommitFacts:
 
 def find_subject(message: str) -> str:
     """The first paragraph of a message as one line, as git shows it."""
-    paragraph = message.lstrip("\n").partition("\n\n")[0]
-    return " ".join(line.strip() for line in paragraph.splitlines() if line.strip())
+    lines = itertools.dropwhile(lambda line: not line, (line.strip() for line in message.split("\n")))
+    return " ".join(itertools.takewhile(bool, lines))
 
 
 def find_transactions(message: bytes) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email.utils
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -60,7 +61,7 @@ def find_identity(config: GitConfig, environ: Mapping[str, str], repo: str) -> I
         if config.get_bool("commit", "gpgSign"):
             return Problem(
                 "commits are to be signed (commit.gpgSign), and signing is not supported yet: an unsigned commit is never pushed instead",
-                f"git -C {repo} config commit.gpgSign false",
+                f"git -C {shlex.quote(repo)} config commit.gpgSign false",
             )
         author, committer = (_find_person(config, environ, role) for role in ("author", "committer"))
     except ConfigError as error:

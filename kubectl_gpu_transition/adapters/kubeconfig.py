@@ -1,8 +1,8 @@
 """Server, trust and credentials of exactly one kubeconfig context, as kubectl has them. It sends no request.
 
-The client library finds the context; the rest is done here, because its loader only logs a credential plugin that fails and then goes on
-anonymously, does not renew certificates from one, ignores ``proxy-url``, and writes inline client keys to files. A feature that is not
-supported is refused by name. Keys stay off the disk: they reach the TLS library through anonymous memory, or, where a system has none, through a file
+The client library finds the context; the rest is done here, because its loader only logs a credential plugin that fails and
+then goes on anonymously, does not renew certificates from one, ignores ``proxy-url``, and writes inline client keys to files.
+A feature that is not supported is refused by name. Keys stay off the disk: they reach the TLS library through anonymous memory, or, where a system has none, through a file
 that is removed before anything is sent.
 """
 
@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 from urllib import request as proxies
+from urllib.parse import urlsplit
 
 import urllib3
 import yaml

@@ -3,6 +3,9 @@
 ``kubernetes/client/__init__.py`` imports some 800 generated modules: a second at every start, most of the archive's size, and
 models that break on fields newer than they are. Stand-ins for the packages let Python find their submodules, but never run
 an ``__init__``. This must happen before anything imports ``kubernetes``; once it has, objects are read as plain JSON.
+
+``requests``, which only the renewal of an OIDC token needs, comes in with it and would unpack certifi's certificates into a temporary
+file at once; it is told where they are in the archive, and unpacks them when it needs them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
 
@@ -48,6 +52,14 @@ class _Package(types.ModuleType):
         return value
 
 
+def _find_certificates() -> str:
+    """The path of certifi's certificates, whether that is a file or a place in an archive (``requests.certs.where``)."""
+    found = importlib.util.find_spec("certifi")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'certifi'", name="certifi")
+    return os.path.join(found.submodule_search_locations[0], "cacert.pem")
+
+
 def install() -> None:
     """Put the stand-ins in place, unless ``kubernetes`` has been imported already; raises ModuleNotFoundError without it."""
     if "kubernetes" in sys.modules:
@@ -65,3 +77,6 @@ def install() -> None:
         sys.modules[name] = package
         if parent:
             setattr(sys.modules[parent], child, package)
+    certs = types.ModuleType("requests.certs")
+    certs.where = _find_certificates  # type: ignore[attr-defined]
+    sys.modules.setdefault("requests.certs", certs)

@@ -70,17 +70,28 @@ class _Gate:
             self._shut = True
 
 
+class _Haves(ObjectStoreGraphWalker):
+    """What we say we have: the newest few hundred commits. Answers are read at the end only, so that the pipe must hold them all."""
+
+    _left = 256
+
+    def __next__(self) -> ObjectID | None:
+        self._left -= 1
+        return self.next() if self._left >= 0 else None
+
+
 @dataclass
 class Remote:
     """The far side of one checkout's branch, for as long as the program runs: what was fetched and which credential worked."""
 
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     token_env: str | None
     seconds: float
     log: Callable[[str], None]
     memory: MemoryObjectStore = field(default_factory=MemoryObjectStore)
     commits: MemoryObjectStore = field(default_factory=MemoryObjectStore)
     _credentials: dict[str, Credential] = field(default_factory=dict, repr=False)
+    _tips: tuple[str, ...] = ()
 
     def known(self, repo: Repository) -> BaseObjectStore:
         """Everything that is here: the checkout's objects, and what was fetched or made in memory."""
@@ -106,14 +117,18 @@ class Remote:
 
         self.log(f"git: read {ref} of {redact(url)}")
         self._fetch(repo, target, url, ref, want, self.memory, self._find_haves(repo, target), repo.read_shallow())
+        if found and with_objects:
+            self._tips = (found[0],)
         return found[0] if found else None
 
-    def deepen(self, repo: Repository, target: Target, tip: str) -> None:
-        """Read the whole history of a commit into memory, apart from the other objects; raises ExchangeFailed."""
+    def deepen(self, repo: Repository, target: Target) -> None:
+        """Read the whole history of the branch into memory, apart from the other objects; raises ExchangeFailed."""
         self.log(f"git: read the history of {target.push_ref} of {redact(target.push_url)}")
 
         def want(refs: Mapping[Ref, ObjectID], *_: object, **__: object) -> list[ObjectID]:
-            return [oid(tip)] if oid(tip) in refs.values() else []
+            # The branch may have moved on since; its history then still has the commit, and a server need not give out another one.
+            now = refs.get(Ref(target.push_ref.encode()))
+            return [now] if now is not None else []
 
         self._fetch(repo, target, target.push_url, target.push_ref, want, self.commits, [], frozenset())
 
@@ -123,7 +138,8 @@ class Remote:
 
     def _find_haves(self, repo: Repository, target: Target) -> list[ObjectID]:
         tracked = repo.read_ref(target.tracking) if target.tracking else None
-        return [oid(commit) for commit in dict.fromkeys([repo.head, tracked]) if commit is not None and oid(commit) in repo.objects]
+        known = self.known(repo)
+        return [oid(commit) for commit in {repo.head, tracked, *self._tips} if commit is not None and oid(commit) in known]
 
     def _fetch(
         self,
@@ -136,14 +152,14 @@ class Remote:
         haves: Sequence[ObjectID],
         shallow: frozenset[str],
     ) -> None:
-        walk = Walk(repo.objects)
+        walk = Walk(self.known(repo))
 
         def parents(commit: ObjectID) -> list[ObjectID]:
             found = walk.find(commit.decode("ascii"))
             return [parent for parent in found.parents if walk.find(parent.decode("ascii"))] if found else []
 
         def action(client: PipeClient | HttpClient, path: str) -> None:
-            walker = ObjectStoreGraphWalker(haves, parents, {oid(commit) for commit in shallow})
+            walker = _Haves(haves, parents, {oid(commit) for commit in shallow})
             stream, commit, abort = into.add_pack()
             try:
                 filter_spec = b"tree:0" if into is self.commits else None
@@ -291,8 +307,8 @@ def pack_nothing(*_: object, **__: object) -> tuple[int, Iterator[UnpackedObject
 
 def _result(state: str, message: str, said: Sequence[bytes]) -> PushResult:
     """The end of a push with what the remote's hooks said, without user info in URLs."""
-    words = b"".join(said).decode("utf-8", "replace").strip()
-    return PushResult(state, redact("\n".join(part for part in (message, words) if part)))
+    words = b"".join(said).decode("utf-8", "replace").splitlines()
+    return PushResult(state, redact(" / ".join(part for part in (message, *(line.strip() for line in words)) if part)))
 
 
 def _find_unwritable(path: str) -> Problem | None:

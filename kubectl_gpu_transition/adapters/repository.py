@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -72,31 +73,47 @@ class Repository:
 
 @contextmanager
 def open_repository(path: str, environ: Mapping[str, str]) -> Iterator[Repository]:
-    """Open the repository whose work tree's top is ``path``; raises Unusable. Closes the files of its packs at the end."""
-    top = os.path.realpath(path)
-    git_dir = _find_git_dir(top)
-    common_dir = _find_common_dir(git_dir)
-    _check_ownership([top, git_dir], environ)
-    symbolic = _read_loose(os.path.join(git_dir, "HEAD"))
-    branch = symbolic.removeprefix("ref:").strip() if symbolic.startswith("ref:") else None
-    short = branch.removeprefix("refs/heads/") if branch else None
+    """Open the repository whose work tree's top is ``path``; raises Unusable, also for an OSError of the caller's that nobody else
+    knows what to do with. Closes the files of its packs at the end."""
+    objects: DiskObjectStore | None = None
     try:
-        config = gitconfig.load_config(git_dir, common_dir, short, environ)
+        top = os.path.realpath(path)
+        git_dir = _find_git_dir(top)
+        common_dir = _find_common_dir(git_dir)
+        _check_ownership([top, git_dir], environ)
+        symbolic = _read_loose(os.path.join(git_dir, "HEAD"))
+        branch = symbolic.removeprefix("ref:").strip() if symbolic.startswith("ref:") else None
+        config = gitconfig.load_config(git_dir, common_dir, branch.removeprefix("refs/heads/") if branch else None, environ)
         _check_format(config, top, git_dir)
+        objects = DiskObjectStore(os.path.join(common_dir, "objects"))
+        yield Repository(top, git_dir, common_dir, config, branch, _read_ref(git_dir, common_dir, "HEAD"), objects)
     except ConfigError as error:
         raise Unusable(Problem(f"git configuration: {error}")) from error
-    objects = DiskObjectStore(os.path.join(common_dir, "objects"))
-    try:
-        yield Repository(top, git_dir, common_dir, config, branch, _read_ref(git_dir, common_dir, "HEAD"), objects)
+    except OSError as error:
+        raise Unusable(Problem(f"{_named(error.filename or path)}: {error.strerror}")) from error
     finally:
-        objects.close()
+        if objects is not None:
+            objects.close()
+
+
+def _named(filename: str | bytes | int) -> str:
+    return os.fsdecode(filename) if isinstance(filename, (str, bytes)) else "a file"
+
+
+def _kind(path: str) -> int | None:
+    """S_IFDIR, S_IFREG or another kind of what is at a path, links followed; None where nothing is."""
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _find_git_dir(top: str) -> str:
     place = os.path.join(top, ".git")
-    if os.path.isdir(place):
+    kind = _kind(place)
+    if kind == stat.S_IFDIR:
         return place
-    if os.path.isfile(place):
+    if kind == stat.S_IFREG:
         with open(place, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read().strip()
         target = os.path.normpath(os.path.join(top, text.removeprefix("gitdir:").strip()))
@@ -108,7 +125,7 @@ def _find_git_dir(top: str) -> str:
     above = os.path.dirname(top)
     while above != os.path.dirname(above):
         if os.path.lexists(os.path.join(above, ".git")):
-            raise Unusable(Problem(f"{top} is inside a git work tree, not its top", f"--repo {above}"))
+            raise Unusable(Problem(f"{top} is inside a git work tree, not its top", f"--repo {shlex.quote(above)}"))
         above = os.path.dirname(above)
     raise Unusable(Problem(f"{top} is not a git checkout", "name the fleet's checkout with --repo"))
 
@@ -137,7 +154,7 @@ def _check_ownership(paths: list[str], environ: Mapping[str, str]) -> None:
         if entry == "*" or inside or os.path.realpath(directory) == paths[0]:
             return
     message = f"{paths[0]} belongs to another user, and git does not trust such a repository"
-    raise Unusable(Problem(message, f"git config --global --add safe.directory {paths[0]}"))
+    raise Unusable(Problem(message, f"git config --global --add safe.directory {shlex.quote(paths[0])}"))
 
 
 def _check_format(config: GitConfig, top: str, git_dir: str) -> None:
@@ -153,7 +170,7 @@ def _check_format(config: GitConfig, top: str, git_dir: str) -> None:
         raise Unusable(Problem(f"{top} is a bare repository, not a checkout", "name a work tree of it with --repo"))
     work_tree = config.get("core", "worktree")
     if work_tree is not None and os.path.realpath(os.path.join(git_dir, work_tree)) != top:
-        raise Unusable(Problem(f"the work tree of {git_dir} is {work_tree} (core.worktree)", f"--repo {work_tree}"))
+        raise Unusable(Problem(f"the work tree of {git_dir} is {work_tree} (core.worktree)", f"--repo {shlex.quote(work_tree)}"))
 
 
 def _read_loose(path: str) -> str:

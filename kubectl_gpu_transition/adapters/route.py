@@ -14,12 +14,16 @@ from kubectl_gpu_transition.adapters.gitconfig import GitConfig
 from kubectl_gpu_transition.model import Problem, Route
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SCP_USER = re.compile(r"[^/@\s:]+@(?:\[[^\]]*\]|[^/@\s:\[]+):\S+")
 _USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s'\"]*(?:@[^/@\s'\"]*)*@")
 
 
 def redact(text: str) -> str:
-    """The text with the user part of every URL in it removed. The one function that does this, for URLs and for messages."""
-    return _USER_INFO.sub(r"\1", text)
+    """The text with the user part of every URL in it removed. The one function that does this, for URLs and for messages.
+
+    ``user@host:path`` is taken for a URL only where it is the whole text: in a sentence it could be anything.
+    """
+    return _USER_INFO.sub(r"\1", text if _SCP_USER.fullmatch(text) is None else text.partition("@")[2])
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,10 @@ def find_target(config: GitConfig, branch: str, top: str) -> Target | Problem:
     pushes = _push_urls(config, push_remote, push_side)
     if len(pushes) != 1:
         shown = ", ".join(redact(url) for url in pushes)
-        return Problem(f"remote {push_remote} has {len(pushes)} push URLs ({shown}): one commit could reach one and not the other")
+        return Problem(
+            f"remote {push_remote} has {len(pushes)} push URLs ({shown}): one commit could reach one and not the other",
+            f"leave one of them: git remote set-url --push --delete {push_remote} <url>",
+        )
     fetch_url = _absolute(rewrite_url(config, urls[0], "insteadOf"), top)
     return Target(
         remote=push_remote,

@@ -28,7 +28,7 @@ class Flag:
         """From here on signals only set the flag: a write may be under way."""
         self.immediate = False
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         first, self.name = self.name is None, self.name or signal.Signals(number).name
         if first and self.immediate:
             raise InterruptedNow(self.name)

@@ -248,6 +248,16 @@ def _quote(path: str) -> str:
     return "'" + re.sub(r"(['!])", r"'\\\1'", path) + "'"
 
 
+def _find_reason(error: BaseException) -> str:
+    """The innermost words: urllib3 wraps each failure in the story of its retries, and dulwich that in one of its own."""
+    while True:
+        reason = getattr(error, "reason", None)
+        inner = reason if isinstance(reason, BaseException) else error.__cause__
+        if inner is None or isinstance(error, OSError):
+            return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        error = inner
+
+
 def describe_failure(error: BaseException, said: str, url: str) -> Problem:
     """What an exchange's failure means for people. ``said`` is what the far side said; URLs lose their user part."""
     where = redact(url)
@@ -261,5 +271,5 @@ def describe_failure(error: BaseException, said: str, url: str) -> Problem:
     elif isinstance(error, NotGitRepository):
         detail = "there is no git repository"
     else:
-        detail = redact(str(error)) or type(error).__name__
+        detail = redact(_find_reason(error)) or type(error).__name__
     return Problem(f"{where}: {detail}", "check the remote's URL and access to it")

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dulwich.attrs import AttributeValue, GitAttributes, Pattern, compile_gitattributes_patterns, parse_git_attributes
-from dulwich.ignore import IgnoreFilter, IgnoreFilterManager
 from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID
 
 from kubectl_gpu_transition.adapters import eol, gitconfig
 from kubectl_gpu_transition.adapters.gitindex import Entry, Index, parse_index, stat_numbers
+from kubectl_gpu_transition.adapters.ignores import Ignores
 from kubectl_gpu_transition.adapters.repository import Repository, Unusable, oid, open_repository, read_object, read_tree
 
 _GITLINK = 0o160000
@@ -50,6 +50,9 @@ def shown(path: bytes) -> str:
 
 def list_staged(index: Index, objects: BaseObjectStore, tree: ObjectID) -> Iterator[Change]:
     """Where index and tree differ, unmerged and intended entries included; raises KeyError where a tree is missing."""
+    if index.tree == tree.decode("ascii"):
+        yield from (Change("staged", shown(entry.path)) for entry in index.entries if entry.stage or entry.intended)
+        return
     sparse = frozenset(entry.path.rstrip(b"/") for entry in index.entries if stat.S_ISDIR(entry.mode))
     committed = dict(_flatten(objects, tree, b"", sparse))
     for entry in index.entries:
@@ -105,14 +108,14 @@ class WorkTree:
         for path in tracked:
             while (path := path.rpartition(b"/")[0]) not in directories:
                 directories.add(path)
-        ignores = self._load_ignores()
+        ignores = Ignores(self.repo.top, self.repo.common_dir, self.repo.config, self.environ)
         yield from self._walk(b"", directories, tracked, entries, ignores)
         for path in entries:
             if entries[path].mode != _GITLINK:
                 yield Change("changed", shown(path))
 
     def _walk(
-        self, below: bytes, directories: set[bytes], tracked: set[bytes], entries: dict[bytes, Entry], ignores: IgnoreFilterManager
+        self, below: bytes, directories: set[bytes], tracked: set[bytes], entries: dict[bytes, Entry], ignores: Ignores
     ) -> Iterator[Change]:
         """One directory that holds tracked files. What was seen is taken out of ``entries``; what stays there is gone."""
         prefix = below + b"/" if below else b""
@@ -138,13 +141,12 @@ class WorkTree:
             return name
         return os.fsencode(unicodedata.normalize("NFC", os.fsdecode(name)))
 
-    def _find_untracked(self, path: bytes, is_directory: bool, ignores: IgnoreFilterManager) -> bytes | None:
+    def _find_untracked(self, path: bytes, is_directory: bool, ignores: Ignores) -> bytes | None:
         """The path where git would list it as untracked: not ignored, and a directory only if there is something to list in it."""
-        name = os.fsdecode(path)
-        if not is_directory:
-            return None if ignores.is_ignored(name) else path
-        if ignores.is_ignored(name + "/"):
+        if ignores.is_ignored(path, is_directory):
             return None
+        if not is_directory:
+            return path
         with os.scandir(os.path.join(self.top, path)) as found:
             items = list(found)
         if any(item.name == b".git" for item in items):
@@ -153,18 +155,6 @@ class WorkTree:
             if self._find_untracked(path + b"/" + item.name, item.is_dir(follow_symlinks=False), ignores):
                 return path + b"/"
         return None
-
-    def _load_ignores(self) -> IgnoreFilterManager:
-        """Ignore rules, the least important first: the user's file, the repository's, then each directory's (gitignore(5))."""
-        home = gitconfig.config_home(self.environ)
-        configured = self.repo.config.get("core", "excludesFile")
-        user = gitconfig.expand_home(configured, self.environ) if configured else os.path.join(home, "ignore") if home else None
-        ignore_case = self.repo.config.get_bool("core", "ignoreCase")
-        filters: list[IgnoreFilter] = []
-        for path in [user, os.path.join(self.repo.common_dir, "info", "exclude")]:
-            if path is not None and os.path.isfile(os.path.join(self.repo.top, path)):
-                filters.append(IgnoreFilter.from_path(os.path.join(self.repo.top, path), ignore_case))
-        return IgnoreFilterManager(self.repo.top, filters, ignore_case)
 
     def _load_attributes(self) -> GitAttributes:
         """Attributes, the least important first: the user's file, each directory's, the repository's (gitattributes(5))."""
@@ -187,21 +177,26 @@ class WorkTree:
             return True
         if entry.mode == _GITLINK:
             return self._is_submodule_changed(entry, status)
-        if stat.S_IFMT(status.st_mode) != (stat.S_IFMT(entry.mode) if self.symlinks else stat.S_IFREG):
+        kind = stat.S_IFMT(status.st_mode)
+        # Without core.symlinks a link is checked out as a file that holds its target.
+        if kind != stat.S_IFMT(entry.mode) and (self.symlinks or kind != stat.S_IFREG):
             return True
         if self.file_mode and stat.S_ISREG(entry.mode) and bool(status.st_mode & 0o100) != bool(entry.mode & 0o100):
+            return True
+        # git looks at no content when the size is another one (0: not known), so that a file with other line ends alone is changed.
+        if entry.stat[9] not in (0, status.st_size & 0xFFFFFFFF):
             return True
         return not self._is_fresh(entry, status) and not self.has_content(entry, entry.sha)
 
     def _is_fresh(self, entry: Entry, status: os.stat_result) -> bool:
         """Whether the stat data says "unchanged": all of it is the index's, and the file is older than the index (else a change in
         the same moment would not show)."""
-        now = stat_numbers(status)
-        kept = range(2, 4) if self.minimal or not self.trust_ctime else range(4)
-        same = all(entry.stat[i] == now[i] for i in kept) and entry.stat[9] == now[9]
-        if not self.minimal:
-            same = same and all(entry.stat[i] == now[i] for i in (5, 7, 8))
-        return same and entry.stat[2] * 10**9 + entry.stat[3] < self.indexed_at
+        now, then = stat_numbers(status), entry.stat
+        if now[2:4] != then[2:4] or now[9] != then[9] or then[2] * 10**9 + then[3] >= self.indexed_at:
+            return False
+        if self.minimal:
+            return True
+        return now[5] == then[5] and now[7:9] == then[7:9] and (not self.trust_ctime or now[:2] == then[:2])
 
     def has_content(self, entry: Entry, sha: str) -> bool:
         """Whether the file of an entry, as ``git add`` would take it, is the blob ``sha``. No stat data is trusted."""

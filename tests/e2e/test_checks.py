@@ -1,0 +1,1074 @@
+"""Each blocking check of the preflight (contract section 3): failing alone, by name and with a remedy, while nothing is changed.
+
+A row makes one state and says what the check has to say about it: the observed value, and what to do. Rows that are to pass stand
+beside those that are not, so that a check is neither too weak nor too strong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.e2e.expect import (
+    Words,
+    assert_blocked,
+    assert_only_read,
+    assert_passes,
+    assert_untouched,
+    assert_warns,
+    failing,
+    look,
+    report_of,
+    statuses,
+)
+from tests.harness.faultproxy import FaultProxy
+from tests.harness.gitservers import GitHttpServer
+from tests.harness.kube import Json
+from tests.harness.world import (
+    FLUX,
+    LABEL_ACTIVE,
+    LABEL_CONFIG,
+    LABEL_EXPECTED,
+    NODES,
+    POD_RESOURCE,
+    SOURCES,
+    VM_RESOURCE,
+    World,
+    gpu_pod,
+    mode_labels,
+    node_condition,
+    pod,
+    rule_bytes,
+)
+
+SHARED, VM = "GPU_SHARED_CREATION_ENABLED", "GPU_VM_CREATION_ENABLED"
+KUSTOMIZATION, SOURCE = f"{FLUX}/gpu-node-mode", f"{SOURCES}/flux-system"
+
+Make = Callable[[World], Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A state, which may need options of the program, and the words that the check has for it. No words: the check passes."""
+
+    make: Make
+    message: Words = ()
+    remedy: Words = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def rows(table: Mapping[str, Row]) -> Any:
+    """Each row of the table a test of its own, named by the sentence that is its key."""
+    return pytest.mark.parametrize("row", list(table.values()), ids=list(table))
+
+
+def preview(world: World, row: Row, check: str) -> None:
+    """Make the state of the row, and look that the check alone stops a preview, which has only read."""
+    options = {**row.options, **(row.make(world) or {})}
+    before = look(world)
+    result = world.run("preview", "-o", "json", **options)
+    if row.message:
+        assert_blocked(result, check, row.message, row.remedy)
+    else:
+        assert_passes(result)
+        assert result.check(check)["status"] == "pass"
+    assert_only_read(world, before)
+    assert_untouched(world, before)
+
+
+def nothing(_: World) -> None:
+    """No state but the usual one."""
+
+
+# modes
+
+
+def put_into_vgpu(world: World) -> None:
+    """Fleet and node as if somebody had set the mode up by hand."""
+    world.fleet.set_modes({"gpu-1": "vm-vgpu"})
+    world.patch_node({"metadata": {"labels": mode_labels("vm-vgpu")}})
+
+
+EXPLAINED = ("vm-vgpu", "licensed driver", "not qualified")
+
+
+@rows(
+    {
+        "vm-vgpu as the target is explained": Row(nothing, EXPLAINED, "supported modes: pod-hami, ", {"to": "vm-vgpu"}),
+        "vm-vgpu as the source is explained": Row(put_into_vgpu, EXPLAINED, "supported modes: pod-hami, ", {"from_": "vm-vgpu", "to": "pod-hami"}),
+    }
+)
+def test_modes(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "modes")
+
+
+def test_a_pair_that_is_not_qualified_warns(kept_world: World) -> None:
+    result = kept_world.run("preview", "-o", "json", to="pod-hami-dra")
+    assert_warns(result, "modes", ("pod-hami to pod-hami-dra", "not qualified"))
+    assert result.report["plan"]["message"].startswith("feat(gpu): transition gpu-1 to pod-hami-dra\n")
+
+
+# cluster-overlay
+
+
+def remove(path: str) -> Make:
+    """Remove a file of the fleet, by a commit that is pushed."""
+
+    def make(world: World) -> None:
+        world.fleet.git("rm", "--quiet", path)
+        world.fleet.git("commit", "--quiet", "--message=chore: remove")
+        world.fleet.git("push", "--quiet")
+
+    return make
+
+
+def test_a_cluster_without_an_overlay_lists_the_known_ones(kept_world: World) -> None:
+    for name in ("dc2", "eu/dc3"):
+        kept_world.fleet.commit(f"clusters/{name}/cluster-config.env", "DOMAIN=example.com\n")
+    row = Row(remove("clusters/dc1/cluster-config.env"), ("clusters/dc1/cluster-config.env", "dc2, eu/dc3"), "known clusters")
+    preview(kept_world, row, "cluster-overlay")
+
+
+# creation-gates
+
+
+def gate(name: str, *values: str | None) -> Make:
+    """Set the gate to these values, one line each, as the last lines of the file."""
+
+    def make(world: World) -> None:
+        world.fleet.set_gate(name, None, push=not values)
+        if values:
+            text = (world.fleet.checkout / world.fleet.config_path).read_text()
+            world.fleet.commit(world.fleet.config_path, text + "".join(f"{name}={value}\n" for value in values))
+
+    return make
+
+
+SET = f"kube-dc bootstrap config set dc1 {SHARED}=false {VM}=false --yes"
+
+
+@rows(
+    {
+        "an absent shared gate is open": Row(gate(SHARED), (SHARED, "absent"), SET),
+        "an absent VM gate is open": Row(gate(VM), (VM, "absent"), SET),
+        "true is open": Row(gate(SHARED, "true"), (SHARED, "true"), SET),
+        "True is open": Row(gate(VM, "True"), (VM, "True"), SET),
+        "False with a capital is not false": Row(gate(VM, "False"), (VM, "False"), SET),
+        "an empty value is not false": Row(gate(VM, ""), (VM, "''"), SET),
+        "a comment behind false is part of the value": Row(gate(VM, "false # closed for now"), "false # closed for now", (SET, "comment")),
+        "a comment behind a quoted false is too": Row(gate(SHARED, '"false"  # why'), (SHARED, "# why"), (SET, "comment")),
+        "of a repeated key the last counts": Row(gate(VM, "false", "true"), (VM, "true"), SET),
+        "export is part of the key": Row(lambda world: gate(VM, *())(world) or gate(f"export {VM}", "false")(world), (VM, "absent"), SET),
+        "a file that is not UTF-8 can not be told": Row(
+            lambda world: world.fleet.commit(world.fleet.config_path, f"{SHARED}=false\n{VM}=false\nNAME=\xe9\n".encode("latin-1")) and None,
+            ("clusters/dc1/cluster-config.env", "UTF-8"),
+        ),
+    }
+)  # fmt: skip
+def test_creation_gates(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "creation-gates")
+
+
+@rows(
+    {
+        "a quoted false is false": Row(gate(VM, '"false"')),
+        "a false in single quotes is false": Row(gate(SHARED, "'false'")),
+        "blanks around false do not count": Row(gate(VM, "  false\t")),
+        "a last false counts": Row(gate(VM, "true", "false")),
+    }
+)
+def test_closed_creation_gates(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "creation-gates")
+
+
+def test_a_gate_that_is_closed_in_the_work_tree_alone_is_open(kept_world: World) -> None:
+    gate(VM, "true")(kept_world)
+    path = kept_world.fleet.checkout / kept_world.fleet.config_path
+    path.write_text(path.read_text().replace("=true", "=false"))
+    result = kept_world.run("preview", "-o", "json")
+    assert failing(result) == ["creation-gates", "fleet-checkout"]
+
+
+# fleet-checkout
+
+
+def write(path: str, content: str | None = "something\n", *, add: bool = False) -> Make:
+    """Change a file of the work tree without committing it; None removes it."""
+
+    def make(world: World) -> None:
+        if content is None:
+            (world.fleet.checkout / path).unlink()
+        else:
+            world.fleet.write(path, content)
+        if add:
+            world.fleet.git("add", "--all")
+
+    return make
+
+
+def plain_directory(world: World) -> Mapping[str, Any]:
+    place = world.root / "plain"
+    place.mkdir(exist_ok=True)
+    return {"repo": place}
+
+
+def git(*commands: str) -> Make:
+    """Run these git commands in the checkout; one may fail, as one that stops for the user does."""
+
+    def make(world: World) -> None:
+        for command in commands:
+            world.fleet.git(*command.split(), check=False)
+
+    return make
+
+
+def rebase(world: World) -> None:
+    """An interactive rebase that stops at the last commit, which stays as it is."""
+    world.fleet.commit("x", "1")
+    world.fleet.git("-c", "sequence.editor=sed -i s/^pick/edit/", "rebase", "--interactive", "HEAD~1")
+
+
+ASIDE = ("switch --quiet --create aside", "commit --quiet --allow-empty --message=aside", "switch --quiet main")
+STATUS = "git -C "
+
+
+@rows(
+    {
+        "a directory that is no checkout": Row(plain_directory, "/plain", "--repo"),
+        "a bare repository": Row(lambda world: {"repo": world.fleet.remote}, "/remote.git"),
+        "a subdirectory of a checkout": Row(lambda world: {"repo": world.fleet.checkout / "clusters"}, "/fleet/clusters", "/fleet"),
+        "a detached HEAD": Row(git("checkout --quiet --detach"), "detached", "git switch"),
+        "a branch without a commit": Row(git("checkout --quiet --orphan fresh"), "fresh"),
+        "a staged file": Row(write("new.yaml", add=True), ("staged", "new.yaml"), STATUS),
+        "a staged removal": Row(write("README.md", None, add=True), ("staged", "README.md"), STATUS),
+        "a changed file": Row(write("README.md"), ("changed", "README.md"), STATUS),
+        "a removed file": Row(write("README.md", None), ("changed", "README.md"), STATUS),
+        "a file with another mode": Row(lambda world: (world.fleet.checkout / "README.md").chmod(0o755), ("changed", "README.md"), STATUS),
+        "an untracked file": Row(write("new.yaml"), ("untracked", "new.yaml"), STATUS),
+        "an untracked file in a new directory": Row(write("deep/er/new.yaml"), ("untracked", "deep/"), STATUS),
+        "a merge in progress": Row(git(*ASIDE, "merge --no-ff --no-commit aside"), "merge is in progress", "git merge --abort"),
+        "a rebase in progress": Row(rebase, "rebase is in progress", "git rebase --abort"),
+        "a cherry-pick in progress": Row(git(*ASIDE, "cherry-pick aside"), "cherry-pick is in progress", "git cherry-pick --abort"),
+        "a revert in progress": Row(
+            lambda world: world.fleet.commit("x", "1") and git("revert --no-commit HEAD")(world), "revert is in progress", "git revert --abort"
+        ),
+        "a bisect in progress": Row(git("bisect start"), "bisect is in progress", "git bisect reset"),
+    }
+)  # fmt: skip
+def test_fleet_checkout(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-checkout")
+
+
+def stale_lock(world: World) -> None:
+    (world.fleet.checkout / ".git" / "gpu-transition.lock").write_text('{"host": "elsewhere", "pid": 1, "command": "gone", "since": "then"}\n')
+
+
+@rows(
+    {
+        "ignored files do not count": Row(lambda world: write("x.tmp")(world) or write(".secrets/key")(world)),
+        "an empty directory does not count": Row(lambda world: (world.fleet.checkout / "empty").mkdir()),
+        "a touched file is not a changed one": Row(lambda world: (world.fleet.checkout / "README.md").touch()),
+        "a linked work tree is a checkout": Row(
+            lambda world: world.fleet.git("switch", "--quiet", "--create", "aside")
+            or world.fleet.git("worktree", "add", "--quiet", str(world.root / "linked"), "main")
+            or {"repo": world.root / "linked"}
+        ),
+        "a lock whose process has ended does not count": Row(stale_lock),
+    }
+)
+def test_fit_checkouts(kept_world: World, row: Row) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, kept_world.root / "linked", ignore_errors=True)
+        preview(kept_world, row, "fleet-checkout")
+
+
+def test_a_checkout_that_another_run_has_locked(kept_world: World) -> None:
+    """The lock is held from the preflight on, here by an apply that waits for its confirmation, and ends with its process."""
+    holder = kept_world.start("apply", tty=True, yes=None)
+    holder.wait_for_stderr("Type the node's name")
+    before = look(kept_world)
+    for command in ("preview", "apply"):
+        result = kept_world.run(command, "-o", "json")
+        assert_blocked(result, "fleet-checkout", (f"process {holder.pid} on ", "gpu-transition apply dc1 gpu-1", " since "))
+    holder.type("no\n")
+    assert holder.wait().code == 2
+    assert_passes(kept_world.run("preview", "-o", "json"))
+    assert not [path for path in kept_world.fleet.snapshot() if "gpu-transition" in path]
+    assert kept_world.writes(since=before.mark) == []
+
+
+# fleet-remote
+
+
+def diverge(world: World) -> None:
+    world.fleet.another_commit_by_somebody()
+    world.fleet.commit("x", "1", push=False)
+
+
+def copy_remote(world: World) -> str:
+    """A copy of the remote that stays where it is while the checkout and its remote move on by one commit."""
+    other = world.fleet.root / "other.git"
+    shutil.copytree(world.fleet.remote, other)
+    world.fleet.commit("x", "1")
+    return str(other)
+
+
+def hide_remote(world: World) -> None:
+    world.fleet.remote.rename(world.fleet.root / "hidden.git")
+    world.fleet.remote.mkdir()
+
+
+@rows(
+    {
+        "a checkout that is ahead": Row(lambda world: world.fleet.commit("x", "1", push=False) and None, ("HEAD", "ahead"), " push"),
+        "a checkout that is behind": Row(lambda world: world.fleet.another_commit_by_somebody() and None, ("HEAD", "behind"), "pull --ff-only"),
+        "a checkout that has diverged": Row(diverge, ("HEAD", "diverged"), "pull --rebase"),
+        "a remote that is gone": Row(hide_remote, "/remote.git"),
+        "a branch that the remote does not have": Row(
+            lambda world: world.fleet.git("update-ref", "-d", "refs/heads/main", cwd=world.fleet.remote) and None,
+            ("main", "does not exist"),
+            " push -u origin main",
+        ),
+        "no remote at all": Row(git("remote remove origin"), "origin", "git remote add"),
+        "several push URLs": Row(
+            git("remote set-url --add --push origin ssh://git@one.example/f", "remote set-url --add --push origin ssh://git@two.example/f"),
+            ("2 push URLs", "ssh://one.example/f", "ssh://two.example/f"),
+            "remote.origin.pushurl",
+        ),
+        "a push URL elsewhere that is not at HEAD": Row(
+            lambda world: world.fleet.git("remote", "set-url", "--push", "origin", copy_remote(world)) and None,
+            ("HEAD", "ahead", "/other.git"),
+            " push",
+        ),
+        "a fetch URL elsewhere that is not at HEAD": Row(
+            lambda world: git(f"remote set-url --push origin {world.fleet.remote}", f"remote set-url origin {copy_remote(world)}")(world),
+            ("HEAD", "fetch side", "/other.git"),
+        ),
+        "an upstream that is a local branch": Row(git(*ASIDE[:1], "branch --set-upstream-to=main"), "local branch", "--set-upstream-to"),
+    }
+)  # fmt: skip
+def test_fleet_remote(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-remote")
+
+
+@rows(
+    {
+        "without an upstream it is origin and the same name": Row(git("branch --unset-upstream")),
+        "a remote of another name": Row(git("remote rename origin company")),
+        "a push URL elsewhere that is at HEAD": Row(
+            lambda world: git(f"clone --quiet --bare {world.fleet.remote} {world.fleet.root}/other.git")(world)
+            or git(f"remote set-url --push origin {world.fleet.root}/other.git")(world)
+        ),
+        "refs that are packed": Row(lambda world: git("pack-refs --all")(world) or world.fleet.git("pack-refs", "--all", cwd=world.fleet.remote) and None),
+        "objects that are packed": Row(lambda world: git("gc --quiet")(world) or world.fleet.git("gc", "--quiet", cwd=world.fleet.remote) and None),
+    }
+)  # fmt: skip
+def test_fit_remotes(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-remote")
+
+
+@pytest.fixture
+def over_http(kept_world: World) -> Iterator[GitHttpServer]:
+    """The fleet's remote over http."""
+    with GitHttpServer(kept_world.fleet.root) as server:
+        kept_world.fleet.git("remote", "set-url", "origin", f"{server.url}/remote.git")
+        yield server
+
+
+def test_a_missing_push_permission_blocks_an_apply_and_warns_in_a_preview(kept_world: World, over_http: GitHttpServer) -> None:
+    over_http.fail("push-refs", "error", code=403, times=None)
+    before = look(kept_world)
+    assert_warns(kept_world.run("preview", "-o", "json"), "fleet-remote", ("403", over_http.url), "push")
+    assert_blocked(kept_world.run("apply", "-o", "json"), "fleet-remote", ("403", over_http.url), "push")
+    assert_only_read(kept_world, before)
+    assert_untouched(kept_world, before)
+
+
+def test_a_remote_that_does_not_answer(kept_world: World, over_http: GitHttpServer) -> None:
+    over_http.fail("fetch-refs", "silent", times=None)
+    before = look(kept_world)
+    result = kept_world.run("preview", "-o", "json", git_timeout="1s")
+    assert_blocked(result, "fleet-remote", (over_http.url, "1 s"))
+    assert result.seconds < 15
+    assert_untouched(kept_world, before)
+
+
+# fleet-identity
+
+CONFIGURE = "git config"
+
+
+@rows(
+    {
+        "no name": Row(git("config --unset user.name"), "user.name", CONFIGURE),
+        "no address": Row(git("config --unset user.email"), "user.email", CONFIGURE),
+        "a name of nothing that git keeps": Row(git("config user.name .,"), "name", CONFIGURE),
+        "commits that are to be signed": Row(git("config commit.gpgSign true"), "commit.gpgSign", "commit.gpgSign"),
+        "a date that can not be read": Row(nothing, ("GIT_AUTHOR_DATE", "yesterday"), "unset GIT_AUTHOR_DATE", {"env": {"GIT_AUTHOR_DATE": "yesterday"}}),
+    }
+)  # fmt: skip
+def test_fleet_identity(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-identity")
+
+
+def test_the_identity_of_the_environment_counts(kept_world: World) -> None:
+    git("config --unset user.name", "config --unset user.email")(kept_world)
+    names = {f"GIT_{role}_{part}": f"{role.lower()}@example.com" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
+    result = kept_world.run("preview", "-o", "json", env=names)
+    assert_passes(result)
+    assert "author@example.com <author@example.com>" in result.check("fleet-identity")["message"]
+    assert "committer@example.com <committer@example.com>" in result.check("fleet-identity")["message"]
+
+
+# fleet-rule
+
+RULE = rule_bytes("dc1", {"gpu-1": "pod-hami"}).decode()
+BLOCK = RULE[RULE.index("    - name:") :]
+
+
+def rule(content: str | bytes) -> Make:
+    """Commit this rule file."""
+    return lambda world: world.fleet.commit(world.fleet.rule_path, content) and None
+
+
+def edited(*replacements: tuple[str, str]) -> Make:
+    """Commit the rule file with these replacements in it."""
+    text = RULE
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    return rule(text)
+
+
+def link_rule(world: World) -> None:
+    path = world.fleet.checkout / world.fleet.rule_path
+    path.rename(path.with_name("real.yaml"))
+    path.symlink_to("real.yaml")
+    git("add --all", "commit --quiet --message=link", "push --quiet")(world)
+
+
+MODE = f"{LABEL_ACTIVE}: pod-hami"
+MEND = "mend the file"
+
+
+@rows(
+    {
+        "no file": Row(remove("clusters/dc1/gpu-node-modes/nodefeaturerule.yaml"), "clusters/dc1/gpu-node-modes/nodefeaturerule.yaml"),
+        "a symbolic link": Row(link_rule, ("nodefeaturerule.yaml", "symbolic link")),
+        "no block for the node": Row(rule(rule_bytes("dc1", {"gpu-10": "pod-hami", "gpu-2": "pod-hami"})), "gpu-1", MEND),
+        "two blocks for the node": Row(rule(RULE + BLOCK), ("line ", "gpu-1"), MEND),
+        "a block that lists another node too": Row(edited(('["gpu-1"]', '["gpu-1", "gpu-2"]')), ("line 19", "more than node gpu-1"), MEND),
+        "a block with another operator": Row(edited(("op: In\n              value: [\"gpu-1\"]", "op: NotIn\n              value: [\"gpu-1\"]")), ("line ", "gpu-1"), MEND),
+        "a block with matchAny": Row(edited(("matchFeatures", "matchAny")), "line ", MEND),
+        "a block without the expected mode": Row(edited((f"        {LABEL_EXPECTED}: pod-hami\n", "")), ("line 1", LABEL_EXPECTED), MEND),
+        "a block with a label more": Row(edited((MODE, f"{MODE}\n        tier: gold")), ("line 13", "tier"), MEND),
+        "drift between the two mode labels": Row(edited((f"{LABEL_EXPECTED}: pod-hami", f"{LABEL_EXPECTED}: vm-passthrough")), ("line ", "vm-passthrough"), MEND),
+        "drift of the workload config": Row(edited((f"{LABEL_CONFIG}: container", f"{LABEL_CONFIG}: vm-passthrough")), ("line ", "vm-passthrough"), MEND),
+        "drift of the rule's name": Row(edited(("name: gpu-1-pod-hami", "name: gpu-1-vm-passthrough")), ("line ", "gpu-1-vm-passthrough"), MEND),
+        "an anchor": Row(edited((MODE, f"{LABEL_ACTIVE}: &mode pod-hami")), ("line 12", "anchor"), MEND),
+        "an anchor and an alias": Row(edited((MODE, f"{LABEL_ACTIVE}: &m pod-hami"), (f"{LABEL_EXPECTED}: pod-hami", f"{LABEL_EXPECTED}: *m")), ("line 1", "anchor"), MEND),
+        "a tag": Row(edited((MODE, f"{LABEL_ACTIVE}: !!str pod-hami")), ("line 12", "tag"), MEND),
+        "several documents": Row(rule(f"{RULE}---\n{RULE}"), ("line ", "second document"), MEND),
+        "no YAML": Row(rule(RULE.replace("spec:", "spec: [")), ("line ", "YAML"), MEND),
+        "not UTF-8": Row(rule(RULE.encode() + b"# \xff\n"), (f"line {RULE.count(chr(10)) + 1}", "UTF-8"), MEND),
+        "another rule that may write the node's labels": Row(
+            rule(RULE + BLOCK.replace("gpu-1-pod-hami", "everyone").replace("op: In\n              value: [\"gpu-1\"]", "op: Exists")), ("line ", "gpu-1"), MEND
+        ),
+        "another mode, with the direction that would fit": Row(rule(rule_bytes("dc1", {"gpu-1": "pod-hami-dra"})), ("line 10", "pod-hami-dra"), "--from pod-hami-dra"),
+        "a rule that asks for the target already": Row(rule(rule_bytes("dc1", {"gpu-1": "vm-passthrough"})), ("already", "vm-passthrough"), "Flux"),
+    }
+)  # fmt: skip
+def test_fleet_rule(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-rule")
+
+
+@rows(
+    {
+        "comments, quotes and other line ends": Row(
+            rule(RULE.replace(MODE, f"{LABEL_ACTIVE}: 'pod-hami'  # since May").replace("\n", "\r\n").replace(f"{LABEL_EXPECTED}: pod-hami", f'{LABEL_EXPECTED}: "pod-hami"'))
+        ),
+        "no line end at the end": Row(rule(RULE.rstrip("\n"))),
+        "blocks of other nodes": Row(rule(rule_bytes("dc1", {"gpu-1": "pod-hami", "gpu-10": "vm-passthrough", "a.gpu-1": "vm-vgpu"}))),
+    }
+)  # fmt: skip
+def test_fit_rules(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-rule")
+
+
+# fleet-cluster
+
+
+def patched(path: str, spec: Json) -> Make:
+    """Change the spec of an object of Flux."""
+    return lambda world: world.kube.patch(path, {"spec": spec}) and None
+
+
+def deleted(path: str) -> Make:
+    return lambda world: world.kube.delete(path) and None
+
+
+FOLLOWED = "clusters/dc1/gpu-node-modes"
+MISSING = {"ignore_missing_gitops": True}
+BRANCH = ("main", "git -C ")
+
+
+@rows(
+    {
+        "another path": Row(patched(KUSTOMIZATION, {"path": "./clusters/dc2/gpu-node-modes"}), ("clusters/dc2/gpu-node-modes", FOLLOWED), "--kubeconfig"),
+        "a path that begins alike": Row(patched(KUSTOMIZATION, {"path": f"./{FOLLOWED}-old"}), f"{FOLLOWED}-old", "--kubeconfig"),
+        "another branch": Row(patched(SOURCE, {"ref": {"branch": "staging"}}), ("staging", "main"), "switch staging"),
+        "no branch, which means master": Row(patched(SOURCE, {"ref": None}), ("master", "main")),
+        "a tag": Row(patched(SOURCE, {"ref": {"branch": None, "tag": "v1"}}), ("tag v1", "main")),
+        "a tag beside the branch": Row(patched(SOURCE, {"ref": {"tag": "v1"}}), ("tag v1", "main")),
+        "a commit": Row(patched(SOURCE, {"ref": {"branch": "main", "commit": "0123456789"}}), ("commit 0123456789", "main")),
+        "a range of versions": Row(patched(SOURCE, {"ref": {"semver": ">=1.0"}}), ("semver >=1.0", "main")),
+        "a ref that is no branch": Row(patched(SOURCE, {"ref": {"name": "refs/tags/main"}}), ("refs/tags/main", "main")),
+        "a source of another kind": Row(patched(KUSTOMIZATION, {"sourceRef": {"kind": "OCIRepository", "name": "flux-system"}}), "OCIRepository"),
+        "no Kustomization": Row(deleted(KUSTOMIZATION), ("flux-system/gpu-node-mode", "does not exist"), ("--kubeconfig", "--ignore-missing-gitops")),
+        "no source": Row(deleted(SOURCE), ("GitRepository flux-system/flux-system", "does not exist"), "--ignore-missing-gitops"),
+        "another path, even where absence is accepted": Row(patched(KUSTOMIZATION, {"path": "./elsewhere"}), "elsewhere", "--kubeconfig", MISSING),
+        "another branch, even where absence is accepted": Row(patched(SOURCE, {"ref": {"branch": "staging"}}), "staging", (), MISSING),
+        "another kind of source, even where absence is accepted": Row(
+            patched(KUSTOMIZATION, {"sourceRef": {"kind": "Bucket", "name": "flux-system"}}), "Bucket", (), MISSING
+        ),
+    }
+)  # fmt: skip
+def test_fleet_cluster(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-cluster")
+
+
+@rows(
+    {
+        "a path without ./ and with a slash at its end": Row(patched(KUSTOMIZATION, {"path": f"{FOLLOWED}/"})),
+        "a branch as a full ref": Row(patched(SOURCE, {"ref": {"name": "refs/heads/main"}})),
+        "the same repository without .git": Row(lambda world: patched(SOURCE, {"url": f"file://{str(world.fleet.remote).removesuffix('.git')}/"})(world)),
+    }
+)  # fmt: skip
+def test_fit_clusters(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "fleet-cluster")
+
+
+@rows(
+    {
+        "no Kustomization": Row(deleted(KUSTOMIZATION), "does not exist", (), MISSING),
+        "no source": Row(deleted(SOURCE), "does not exist", (), MISSING),
+        "a URL that can not be told to be ours": Row(patched(SOURCE, {"url": "https://git.example.com/fleet"}), "https://git.example.com/fleet"),
+    }
+)
+def test_what_only_warns_about_the_cluster(kept_world: World, row: Row) -> None:
+    row.make(kept_world)
+    before = look(kept_world)
+    assert_warns(kept_world.run("preview", "-o", "json", **row.options), "fleet-cluster", row.message)
+    assert_untouched(kept_world, before)
+
+
+# node and live-mode
+
+
+def condition(status: str | None) -> Make:
+    """Give the node this Ready condition, or none."""
+
+    def make(world: World) -> None:
+        conditions = [{**node_condition(True), "status": status, "reason": "NodeStatusUnknown"}] if status else []
+        world.kube.patch(f"{NODES}/{world.name}/status", {"status": {"conditions": conditions}})
+
+    return make
+
+
+@rows(
+    {
+        "a node that does not exist": Row(
+            lambda world: world.fleet.set_modes({"gpu-9": "pod-hami"}) and {"node": "gpu-9"}, ("gpu-9", "does not exist"), "get nodes"
+        ),
+        "a node that is not Ready": Row(condition("False"), ("gpu-1", "False"), "node"),
+        "a node of which nothing is known": Row(condition("Unknown"), ("gpu-1", "Unknown"), "node"),
+        "a node without the condition": Row(condition(None), ("gpu-1", "absent"), "node"),
+    }
+)
+def test_node(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "node")
+
+
+def test_what_needs_the_node_is_left_out_where_there_is_none(kept_world: World) -> None:
+    result = kept_world.run("preview", "-o", "json", node="gpu-9")
+    assert failing(result) == ["fleet-rule", "node"]
+    assert {name for name, status in statuses(result).items() if status == "skip"} >= {"live-mode", "cordon", "holders", "other-actors"}
+    assert report_of(result)["live"] is None
+
+
+def labelled(**values: str | None) -> Make:
+    labels = {{"active": LABEL_ACTIVE, "expected": LABEL_EXPECTED, "config": LABEL_CONFIG}[key]: value for key, value in values.items()}
+    return lambda world: world.patch_node({"metadata": {"labels": labels}}) and None
+
+
+FLUX_AND_NFD = ("Flux", "NFD")
+
+
+@rows(
+    {
+        "another active mode": Row(labelled(active="vm-passthrough"), (LABEL_ACTIVE, "vm-passthrough", "pod-hami")),
+        "another expected mode": Row(labelled(expected="vm-passthrough"), (LABEL_EXPECTED, "vm-passthrough", "pod-hami")),
+        "another workload config": Row(labelled(config="vm-passthrough"), (LABEL_CONFIG, "vm-passthrough", "container")),
+        "no active mode": Row(labelled(active=None), (LABEL_ACTIVE, "pod-hami")),
+        "no expected mode": Row(labelled(expected=None), (LABEL_EXPECTED, "pod-hami")),
+        "no workload config": Row(labelled(config=None), (LABEL_CONFIG, "container")),
+        "an unknown mode": Row(labelled(active="pod-hami-2", expected="pod-hami-2"), (LABEL_ACTIVE, LABEL_EXPECTED, "pod-hami-2")),
+        "every label of the target": Row(labelled(active="vm-passthrough", expected="vm-passthrough", config="vm-passthrough"), "vm-passthrough"),
+        "labels that are right for another mode of that config": Row(labelled(active="pod-hami-dra", expected="pod-hami-dra"), "pod-hami-dra"),
+    }
+)  # fmt: skip
+def test_live_mode(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "live-mode")
+
+
+# cordon
+
+WHOEVER = "whoever did it has to uncordon it"
+
+
+@rows(
+    {
+        "a node that somebody else cordoned stays cordoned": Row(lambda world: world.cordon() and None, ("cordoned", "kubectl"), WHOEVER),
+        "a tool's cordon is named as the tool's": Row(lambda world: world.cordon(manager="node-drainer") and None, "node-drainer", WHOEVER),
+        "the flag for a resume does not make it ours": Row(lambda world: world.cordon() and None, ("cordoned", "kubectl"), WHOEVER, {"resume_cordoned": True}),
+        "the flag for a resume without a transaction": Row(nothing, "nothing to resume", "without --resume-cordoned", {"resume_cordoned": True}),
+    }
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["preview", "apply"])
+def test_cordon(kept_world: World, row: Row, command: str) -> None:
+    row.make(kept_world)
+    before = look(kept_world)
+    result = kept_world.run(command, "-o", "json", **row.options)
+    assert_blocked(result, "cordon", row.message, row.remedy)
+    assert_untouched(kept_world, before)
+
+
+# holders
+
+
+@dataclass(frozen=True)
+class Held:
+    """A pod that holds, and the one holder that it makes: ``namespace/kind/name`` and its resources."""
+
+    make: Callable[[World], Any]
+    holder: str
+    resources: tuple[str, ...] = (POD_RESOURCE,)
+    remedy: str = ""
+    terminating: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def assert_held(world: World, row: Held, **options: Any) -> None:
+    """The check ``holders`` alone stops a preview, and the report has this one holder."""
+    before = look(world)
+    result = world.run("preview", "-o", "json", **{**row.options, **options})
+    check = assert_blocked(result, "holders", (row.holder, *row.resources), row.remedy)
+    assert "--force" not in check["remedy"] and "grace-period" not in check["remedy"]
+    (found,) = result.report["holders"]
+    assert f"{found['namespace']}/{found['kind']}/{found['name']}" == row.holder
+    assert tuple(found["resources"]) == row.resources
+    assert (found["terminating"], found["bound"]) == (row.terminating, True)
+    assert len(found["pods"]) == 1
+    assert_only_read(world, before)
+    assert_untouched(world, before)
+
+
+def add(made: Json) -> Callable[[World], Any]:
+    return lambda world: world.add(copy.deepcopy(made))
+
+
+def terminate(world: World) -> None:
+    """A pod that is deleted, and whose containers take their time."""
+    world.player.kubelet.behave("tenant-a/holder", stop="never")
+    world.remove(world.add(gpu_pod("holder", "gpu-1", phase="Running")), grace=None)
+
+
+def permit(world: World, resource: str) -> None:
+    permitted = {"pciHostDevices": [{"pciVendorSelector": "1002:74A1", "resourceName": resource}]}
+    world.kube.patch("/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt", {"spec": {"configuration": {"permittedHostDevices": permitted}}})
+
+
+def controlled(kind: str, version: str = "apps/v1") -> Json:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": "training", "uid": "00000000-0000-4000-8000-000000000001"}}
+
+
+def sidecar(name: str, resources: Json) -> Json:
+    return {"name": name, "image": "registry.example.com/side:1", "resources": resources}
+
+
+ONE = {"limits": {POD_RESOURCE: "1"}, "requests": {POD_RESOURCE: "1"}}
+HOLDER = "tenant-a/Pod/holder"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(Held(add(gpu_pod("holder", "gpu-1", phase="Running")), HOLDER, remedy="kubectl delete pod -n tenant-a holder"), id="a container"),
+        pytest.param(Held(add(gpu_pod("holder", "gpu-1", phase="Pending")), HOLDER), id="a container that has not started"),
+        pytest.param(Held(add(pod("holder", "gpu-1", phase="Running", initContainers=[sidecar("init", ONE)])), HOLDER), id="an init container"),
+        pytest.param(
+            Held(add(gpu_pod("holder", "gpu-1", resource="nvidia.com/gpumem", count=3000, phase="Running")), HOLDER, ("nvidia.com/gpumem",)),
+            id="a share of a GPU's memory",
+        ),
+        pytest.param(
+            Held(add(gpu_pod("holder", "gpu-1", resource="requests.nvidia.com/gpu", phase="Running")), HOLDER, ("requests.nvidia.com/gpu",)),
+            id="a resource with the prefix of requests",
+        ),
+        pytest.param(Held(add(gpu_pod("holder", "gpu-1", resource="gpu.intel.com/i915", phase="Running")), HOLDER, ("gpu.intel.com/i915",)), id="an Intel GPU"),
+        pytest.param(Held(add(gpu_pod("holder", "gpu-1", resource="amd.com/gpu", phase="Running")), HOLDER, ("amd.com/gpu",)), id="an AMD GPU"),
+        pytest.param(Held(terminate, HOLDER, remedy="wait for it", terminating=True), id="a pod that is terminating"),
+        pytest.param(
+            Held(add(gpu_pod("holder", "gpu-1", owner=controlled("StatefulSet"), phase="Running")), "tenant-a/StatefulSet/training", remedy="statefulset/training"),
+            id="a StatefulSet is named, not its pod",
+        ),
+        pytest.param(
+            Held(lambda world: world.add_vm(), "tenant-a/VirtualMachineInstance/vm-1", (VM_RESOURCE,), "virtctl stop vm-1 -n tenant-a"),
+            id="a GPU VM is stopped, not migrated",
+        ),
+        pytest.param(
+            Held(
+                lambda world: (permit(world, "devices.example.com/mi300"), world.add_vm(device="devices.example.com/mi300")),
+                "tenant-a/VirtualMachineInstance/vm-1",
+                ("devices.example.com/mi300",),
+                "virtctl stop",
+            ),
+            id="a host device that KubeVirt permits, of any domain",
+        ),
+        pytest.param(
+            Held(
+                add(gpu_pod("holder", "gpu-1", resource="example.com/accelerator", phase="Running")),
+                HOLDER,
+                ("example.com/accelerator",),
+                options={"gpu_resource": ["example.com/other", "example.com/accelerator"]},
+            ),
+            id="a resource that --gpu-resource names",
+        ),
+        pytest.param(
+            Held(add(pod("holder", "gpu-1", phase="Running", resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu-claim"}])), HOLDER, ("claim gpu",)),
+            id="a claim that the pod names",
+            marks=pytest.mark.needs("resource.k8s.io/v1"),
+        ),
+    ],
+)  # fmt: skip
+def test_holders(kept_world: World, row: Held) -> None:
+    row.make(kept_world)
+    assert_held(kept_world, row)
+
+
+@rows(
+    {
+        "a pod without a GPU": Row(lambda world: world.add(pod("plain", "gpu-1", phase="Running")) and None),
+        "zero GPUs": Row(lambda world: world.add(gpu_pod("zero", "gpu-1", count=0, phase="Running")) and None),
+        "a pod that has succeeded": Row(lambda world: world.add(gpu_pod("done", "gpu-1", phase="Succeeded")) and None),
+        "a pod that has failed": Row(lambda world: world.add(gpu_pod("done", "gpu-1", phase="Failed")) and None),
+        "a resource that nobody said is a GPU": Row(
+            lambda world: world.add(gpu_pod("other", "gpu-1", resource="example.com/accelerator", phase="Running")) and None
+        ),
+        "a network card of the same vendor's kind": Row(
+            lambda world: world.add(gpu_pod("other", "gpu-1", resource="intel.com/sriov", phase="Running")) and None
+        ),
+    }
+)
+def test_what_is_no_holder(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "holders")
+
+
+@pytest.mark.world(nodes={"gpu-1": "pod-hami", "gpu-2": "pod-hami"})
+def test_a_pod_of_another_node_is_no_holder(world: World) -> None:
+    world.add(gpu_pod("elsewhere", "gpu-2", phase="Running"))
+    preview(world, Row(nothing), "holders")
+
+
+def test_holders_are_shown_by_controller_and_in_order(kept_world: World) -> None:
+    for number in (2, 1):
+        kept_world.add(gpu_pod(f"training-{number}", "gpu-1", owner=controlled("StatefulSet"), phase="Running"))
+    kept_world.add(gpu_pod("zz", "gpu-1", namespace="tenant-b", phase="Running"))
+    kept_world.add(gpu_pod("aa", "gpu-1", resource="nvidia.com/gpucores", phase="Running"))
+    result = kept_world.run("preview", "-o", "json")
+    check = assert_blocked(result, "holders", "3 ")
+    found = [(holder["namespace"], holder["kind"], holder["name"], holder["pods"]) for holder in result.report["holders"]]
+    assert found == [
+        ("tenant-a", "Pod", "aa", ["aa"]),
+        ("tenant-a", "StatefulSet", "training", ["training-1", "training-2"]),
+        ("tenant-b", "Pod", "zz", ["zz"]),
+    ]
+    places = [check["message"].index(name) for name in ("Pod/aa", "StatefulSet/training", "Pod/zz")]
+    assert places == sorted(places)
+
+
+# What the API of this server would not admit, or not in every version, comes from a proxy that adds it to the list of pods.
+
+
+@pytest.fixture
+def proxy(kept_world: World) -> Iterator[FaultProxy]:
+    with FaultProxy(kept_world.backend) as proxy:
+        yield proxy
+
+
+def serve(proxy: FaultProxy, made: Json) -> None:
+    """Add a pod to every list of pods."""
+    made = copy.deepcopy(made)
+    made["metadata"] |= {"uid": "00000000-0000-4000-8000-000000000002", "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+
+    def extend(code: int, body: Any) -> tuple[int, Any]:
+        return code, {**body, "items": [*body["items"], made]}
+
+    proxy.on("list", "^/api/v1/pods$", rewrite=extend)
+
+
+def odd_pod(**spec: Any) -> Json:
+    return pod("holder", "gpu-1", phase="Running", **spec)
+
+
+def still_running(phase: str) -> Json:
+    """A pod whose phase says finished and whose container says otherwise."""
+    made = gpu_pod("holder", "gpu-1", phase="Running")
+    made["status"]["phase"] = phase
+    return made
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(Held(lambda _: odd_pod(ephemeralContainers=[sidecar("debug", ONE)]), HOLDER), id="an ephemeral container"),
+        pytest.param(Held(lambda _: odd_pod(overhead={POD_RESOURCE: "1"}), HOLDER), id="the overhead of the pod"),
+        pytest.param(Held(lambda _: odd_pod(initContainers=[{**sidecar("side", ONE), "restartPolicy": "Always"}]), HOLDER), id="a sidecar"),
+        pytest.param(Held(lambda _: odd_pod(initContainers=[sidecar("init", {"requests": {POD_RESOURCE: "1"}})]), HOLDER), id="requests alone"),
+        pytest.param(Held(lambda _: odd_pod(initContainers=[sidecar("init", {"limits": {POD_RESOURCE: "1"}})]), HOLDER), id="limits alone"),
+        pytest.param(Held(lambda _: odd_pod(resources=ONE), HOLDER), id="the resources of the pod as a whole"),
+        pytest.param(Held(lambda _: odd_pod(initContainers=[sidecar("init", {"limits": {POD_RESOURCE: "500m"}})]), HOLDER), id="a fraction of a GPU"),
+        pytest.param(
+            Held(lambda _: odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpus"}]), HOLDER, ("claim gpu",)), id="a claim from a template"
+        ),
+        pytest.param(Held(lambda _: still_running("Succeeded"), HOLDER), id="a succeeded pod whose container runs"),
+        pytest.param(Held(lambda _: still_running("Failed"), HOLDER), id="a failed pod whose container runs"),
+        pytest.param(Held(lambda _: still_running("Unknown"), HOLDER), id="a pod of which nothing is known"),
+    ],
+)  # fmt: skip
+def test_holders_of_other_shapes(kept_world: World, proxy: FaultProxy, row: Held) -> None:
+    serve(proxy, row.make(kept_world))
+    assert_held(kept_world, row, kubeconfig=kept_world.through(proxy))
+
+
+@pytest.mark.parametrize("quantity", ["0", "0Gi", "0.0", "0m", "0e3"])
+def test_a_zero_in_any_writing_is_no_holder(kept_world: World, proxy: FaultProxy, quantity: str) -> None:
+    zero = {POD_RESOURCE: quantity}
+    serve(proxy, odd_pod(overhead=zero, initContainers=[sidecar("init", {"limits": zero, "requests": zero})]))
+    preview(kept_world, Row(nothing, options={"kubeconfig": kept_world.through(proxy)}), "holders")
+
+
+def test_a_holder_on_a_later_page_is_found(kept_world: World, proxy: FaultProxy) -> None:
+    """The server cuts the list into pages of one pod, whatever was asked for."""
+    kept_world.add(pod("a-plain", "gpu-1", phase="Running"))
+    kept_world.add(gpu_pod("z-holder", "gpu-1", phase="Running"))
+    kept_world.add(pod("zz-plain", "gpu-1", namespace="tenant-b", phase="Running"))
+
+    def cut(code: int, body: Any) -> tuple[int, Any]:
+        token = body["metadata"].get("continue") or "0"
+        return code, {**body, "metadata": {**body["metadata"], "continue": token}}
+
+    names = [item["metadata"]["name"] for item in kept_world.pods()]
+    assert len(names) == 4
+    pages = iter(range(len(names)))
+
+    def page(code: int, body: Any) -> tuple[int, Any]:
+        at = next(pages)
+        more = {"continue": f"page-{at + 1}"} if at + 1 < len(names) else {}
+        return code, {**body, "items": body["items"][at : at + 1], "metadata": {**body["metadata"], "continue": None, **more}}
+
+    proxy.on("list", "^/api/v1/pods$", before=lambda request: request.query.pop("continue", None), rewrite=page)
+    result = kept_world.run("preview", "-o", "json", kubeconfig=kept_world.through(proxy))
+    assert_blocked(result, "holders", "tenant-a/Pod/z-holder")
+
+
+# other-actors
+
+
+def marked(kind: str, value: Any) -> Make:
+    def make(world: World) -> None:
+        if kind == "taint":
+            world.patch_node({"spec": {"taints": [{"key": value, "effect": "NoSchedule"}]}})
+        elif kind == "condition":
+            change = {"status": {"conditions": [*world.node()["status"]["conditions"], {**node_condition(True), "type": value[0], "status": value[1]}]}}
+            world.kube.patch(f"{NODES}/{world.name}/status", change)
+        else:
+            world.patch_node({"metadata": {kind: dict([value])}})
+
+    return make
+
+
+UPGRADE, MIG = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/mig.config.state"
+REBOOT, SAFE_LOAD = "weave.works/kured-reboot-in-progress", "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"
+TAINTS = (
+    "ToBeDeletedByClusterAutoscaler",
+    "DeletionCandidateOfClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    "medik8s.io/drain",
+    "kubevirt.io/drain",
+    "node.kubernetes.io/out-of-service",
+)
+
+
+@rows(
+    {
+        **{
+            f"a driver upgrade in state {state}": Row(marked("labels", (UPGRADE, state)), (UPGRADE, state))
+            for state in ("upgrade-required", "pod-restart-required", "upgrade-failed")
+        },
+        **{f"a MIG change in state {state}": Row(marked("labels", (MIG, state)), (MIG, state)) for state in ("pending", "rebooting", "failed")},
+        "a reboot by kured": Row(marked("annotations", (REBOOT, "2026-01-02T03:04:05Z")), REBOOT),
+        "a reboot by kured without a time": Row(marked("annotations", (REBOOT, "")), REBOOT),
+        "a driver that waits to be loaded": Row(marked("annotations", (SAFE_LOAD, "true")), SAFE_LOAD),
+        **{f"the taint {key}": Row(marked("taint", key), key) for key in TAINTS},
+        "a drain that is scheduled": Row(marked("condition", ("DrainScheduled", "True")), "DrainScheduled"),
+    }
+)
+def test_other_actors(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "other-actors")
+
+
+def test_a_node_that_is_being_deleted(world: World) -> None:
+    world.patch_node({"metadata": {"finalizers": ["example.com/later"]}})
+    world.kube.delete(f"{NODES}/{world.name}")
+    try:
+        preview(world, Row(nothing, "being deleted"), "other-actors")
+    finally:
+        world.patch_node({"metadata": {"finalizers": None}})
+
+
+@rows(
+    {
+        "a driver upgrade that is done": Row(marked("labels", (UPGRADE, "upgrade-done"))),
+        "an empty state of a driver upgrade": Row(marked("labels", (UPGRADE, ""))),
+        "no state of a driver upgrade": Row(marked("labels", (UPGRADE, None))),
+        "a MIG change that succeeded": Row(marked("labels", (MIG, "success"))),
+        "an empty state of a MIG change": Row(marked("labels", (MIG, ""))),
+        "the taint of a GPU node": Row(marked("taint", "nvidia.com/gpu")),
+        "a drain that is not scheduled": Row(marked("condition", ("DrainScheduled", "False"))),
+    }
+)
+def test_what_is_no_mark(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "other-actors")
+
+
+# access
+
+READ: list[Json] = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]}]
+
+
+def test_a_user_who_may_not_patch_nodes(kept_world: World) -> None:
+    kept_world.backend.add_user("reader", READ)
+    config = kept_world.backend.kubeconfig(kept_world.root / "reader.kubeconfig", user="reader")
+    before = look(kept_world)
+    assert_passes(kept_world.run("preview", "-o", "json", kubeconfig=config))
+    assert_only_read(kept_world, before, user="reader")
+    result = kept_world.run("apply", "-o", "json", kubeconfig=config)
+    assert_blocked(result, "access", ("dry run", "403", "gpu-1"), "permission")
+    assert_untouched(kept_world, before, user="reader")
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "words"),
+    [
+        (403, None, ("403",)),
+        (400, {"kind": "Status", "code": 400, "message": 'admission webhook "nodes.example.com" denied the request: frozen'}, ("nodes.example.com", "frozen")),
+        (422, {"kind": "Status", "code": 422, "message": "frozen by policy"}, ("422", "frozen by policy")),
+        (500, {"kind": "Status", "code": 500, "message": "failed calling webhook"}, ("500", "failed calling webhook")),
+        (200, b"not an object", ("dry run",)),
+    ],
+    ids=["it is forbidden", "admission denies it", "it is invalid", "the server fails", "the answer is not readable"],
+)  # fmt: skip
+def test_a_dry_run_that_is_not_accepted_ends_the_run(kept_world: World, proxy: FaultProxy, code: int, body: Any, words: tuple[str, ...]) -> None:
+    rule = proxy.on("patch", f"^{NODES}/gpu-1$", reply=(code, body))
+    before = look(kept_world)
+    result = kept_world.run("apply", "-o", "json", kubeconfig=kept_world.through(proxy))
+    assert_blocked(result, "access", ("dry run", *words))
+    (asked,) = rule.seen
+    assert asked.query == {"fieldManager": "kubectl-gpu-transition", "dryRun": "All"}
+    assert asked.json and not [operation for operation in asked.json if operation["path"] == "/metadata/resourceVersion"]
+    assert_untouched(kept_world, before)
+
+
+# All of them
+
+
+ALONE: dict[str, Row] = {
+    "modes": Row(nothing, options={"to": "vm-vgpu"}),
+    "cluster-overlay": Row(remove("clusters/dc1/cluster-config.env")),
+    "creation-gates": Row(gate(VM, "true")),
+    "fleet-checkout": Row(write("new.yaml")),
+    "fleet-remote": Row(lambda world: world.fleet.another_commit_by_somebody() and None),
+    "fleet-identity": Row(git("config --unset user.name")),
+    "fleet-rule": Row(edited((MODE, f"{LABEL_ACTIVE}: &mode pod-hami"))),
+    "fleet-cluster": Row(deleted(KUSTOMIZATION)),
+    "node": Row(condition("Unknown")),
+    "live-mode": Row(labelled(active=None)),
+    "holders": Row(lambda world: world.add(gpu_pod("holder", "gpu-1", phase="Running")) and None),
+    "other-actors": Row(marked("annotations", (REBOOT, ""))),
+}
+
+
+@pytest.mark.parametrize("check", ALONE)
+def test_an_apply_is_stopped_by_each_check(kept_world: World, check: str) -> None:
+    """Cordon and access have tests of their own above. Nothing is asked where nothing can be done, and no dry run is sent."""
+    row = ALONE[check]
+    row.make(kept_world)
+    before = look(kept_world)
+    result = kept_world.run("apply", "-o", "json", **row.options)
+    assert_blocked(result, check)
+    assert statuses(result)["access"] == "skip"
+    assert_only_read(kept_world, before)
+    assert_untouched(kept_world, before)
+
+
+def test_everything_that_is_wrong_is_reported_at_once_and_in_order(kept_world: World) -> None:
+    """One run shows it all; only what can not be told because of something else is left out."""
+    gate(VM, "true")(kept_world)
+    edited((MODE, f"{LABEL_ACTIVE}: &mode pod-hami"))(kept_world)
+    kept_world.fleet.another_commit_by_somebody()
+    git("config --unset user.name")(kept_world)
+    write("new.yaml")(kept_world)
+    patched(KUSTOMIZATION, {"path": "./elsewhere"})(kept_world)
+    labelled(expected="vm-passthrough")(kept_world)
+    marked("annotations", (REBOOT, ""))(kept_world)
+    kept_world.add(gpu_pod("holder", "gpu-1", phase="Running"))
+    kept_world.cordon()
+    condition("False")(kept_world)
+    before = look(kept_world)
+    wrong = [
+        "modes",
+        "creation-gates",
+        "fleet-checkout",
+        "fleet-remote",
+        "fleet-identity",
+        "fleet-rule",
+        "fleet-cluster",
+        "node",
+        "live-mode",
+        "cordon",
+        "holders",
+        "other-actors",
+    ]
+    for command in ("preview", "apply"):
+        result = kept_world.run(command, "-o", "json", to="vm-vgpu")
+        assert result.code == 3
+        report = report_of(result)
+        assert [name for name in failing(result) if name in wrong] == wrong
+        assert set(failing(result)) - set(wrong) <= {"flux", "live-rule", "target-stack"}
+        assert all(name in report["error"]["message"] for name in wrong)
+    text = kept_world.run("preview", to="vm-vgpu").out
+    shown = [line.split()[1] for line in text.splitlines() if line.startswith("FAIL")]
+    assert shown == failing(result)
+    assert len(re.findall(r"^ +-> ", text, re.MULTILINE)) >= len(wrong)
+    assert_only_read(kept_world, before)
+    assert_untouched(kept_world, before)
