@@ -33,12 +33,15 @@ def find_pythons() -> dict[tuple[int, ...], str]:
 PYTHONS = find_pythons()
 NEW = {".".join(map(str, version)): path for version, path in sorted(PYTHONS.items()) if version >= (3, 10)}
 OLD = {".".join(map(str, version)): path for version, path in sorted(PYTHONS.items()) if version < (3, 10)}
-OTHER = next((path for version, path in sorted(PYTHONS.items()) if (3, 10) <= version and version[:2] != sys.version_info[:2]), sys.executable)
+OTHER = next(
+    (path for version, path in sorted(PYTHONS.items()) if version >= (3, 10) and version[:2] != sys.version_info[:2]), sys.executable
+)
 
 
 def build(output: Path) -> Path:
     """Build into that folder, with bytecode for this Python and for at most one other."""
-    command = [sys.executable, ROOT / ".ci" / "build_zipapp.py", "--output", output, "--python", OTHER, "--python", "no-such-python"]
+    script = str(ROOT / ".ci" / "build_zipapp.py")
+    command = [sys.executable, script, "--output", str(output), "--python", OTHER, "--python", "no-such-python"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return output
 

@@ -86,6 +86,8 @@ def test_a_client_that_is_imported_already_stays() -> None:
 
 def test_without_the_client_it_says_so() -> None:
     """An incomplete installation fails with the name of what is missing."""
-    code = INSTALL.replace("lazyclient.install()", "try:\n    lazyclient.install()\nexcept ModuleNotFoundError as error:\n    print(error.name)")
+    code = INSTALL.replace(
+        "lazyclient.install()", "try:\n    lazyclient.install()\nexcept ModuleNotFoundError as error:\n    print(error.name)"
+    )
     command = [sys.executable, "-S", "-c", code]
     assert subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip() == "kubernetes"

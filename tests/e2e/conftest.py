@@ -63,8 +63,9 @@ def _served(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="module")
-def keeper(backends: Callable[[str], Backend], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
-    """Keeps the world of ``kept_world``; after ``backends``, so that it is given up before they stop."""
+def keeper(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    """Keeps the world of ``kept_world``."""
+    request.getfixturevalue("backends")  # the servers have to outlive it
     keeper = Keeper(tmp_path_factory.mktemp("kept"))
     yield keeper
     keeper.close()

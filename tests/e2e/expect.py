@@ -59,6 +59,18 @@ Words = str | Iterable[str]
 # Reports
 
 
+def show(result: Result) -> str:
+    """A run in short, for a test that fails: its checks and steps in a line each, and what it said."""
+    try:
+        report = result.report
+        lines = [f"{item['status']}  {item['name']}: {item['message']} -> {item['remedy']}" for item in report["checks"]]
+        lines += [f"{item['status']}  {item['name']}: {item['message']}" for item in report["steps"] if item["status"] != "pending"]
+        out = "\n".join([f"outcome {report['outcome']}, error {report['error']}", *lines])
+    except (AssertionError, ValueError):
+        out = result.out
+    return f"{' '.join(result.argv[2:])}\nexit code {result.code} after {result.seconds:.1f} s\n--- out\n{out}\n--- err\n{result.err}"
+
+
 @functools.cache
 def schema() -> Json:
     """The JSON Schema that the program ships."""
@@ -85,7 +97,7 @@ def validate(report: Json) -> Json:
 def report_of(result: Result) -> Json:
     """The one document on standard output, checked, with the exit code of the process."""
     report = validate(result.report)
-    assert report["exitCode"] == result.code, str(result)
+    assert report["exitCode"] == result.code, show(result)
     return report
 
 
@@ -101,7 +113,7 @@ def failing(result: Result) -> list[str]:
 
 def assert_passes(result: Result) -> Json:
     """A preview that finds nothing wrong; its report."""
-    assert result.code == 0, str(result)
+    assert result.code == 0, show(result)
     report = report_of(result)
     assert report["outcome"] == "ready" and failing(result) == []
     return report
@@ -109,10 +121,10 @@ def assert_passes(result: Result) -> Json:
 
 def assert_blocked(result: Result, name: str, message: Words = (), remedy: Words = (), *, beside: Iterable[str] = ()) -> Json:
     """A run that this check alone has stopped, saying these words; the check. ``beside`` names others that can not but fail with it."""
-    assert result.code == 3, str(result)
+    assert result.code == 3, show(result)
     report = report_of(result)
     assert report["outcome"] == "blocked"
-    assert [other for other in failing(result) if other not in beside] == [name], str(result)
+    assert [other for other in failing(result) if other not in beside] == [name], show(result)
     check = result.check(name)
     assert_says(check["message"], message)
     assert_says(check["remedy"], remedy)
@@ -126,7 +138,7 @@ def assert_warns(result: Result, name: str, message: Words = (), remedy: Words =
     """A preview that this check does not stop but warns about; the check."""
     assert_passes(result)
     check = result.check(name)
-    assert check["status"] == "warn", str(result)
+    assert check["status"] == "warn", show(result)
     assert_says(check["message"], message)
     if remedy:
         assert_says(check["remedy"], remedy)
@@ -135,15 +147,15 @@ def assert_warns(result: Result, name: str, message: Words = (), remedy: Words =
 
 def assert_usage_error(result: Result, *words: str) -> None:
     """A run that ended for its arguments, with one error line that says these words."""
-    assert result.code == 2, str(result)
+    assert result.code == 2, show(result)
     assert_one_error(result, *words)
 
 
 def assert_one_error(result: Result, *words: str) -> None:
     """One ``error:`` line on standard error that says these words, with what to do below it; no traceback."""
     lines = [line for line in result.err.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, str(result)
-    assert "Traceback" not in result.err + result.out, str(result)
+    assert len(lines) == 1, show(result)
+    assert "Traceback" not in result.err + result.out, show(result)
     assert_says(result.err, words)
 
 
@@ -177,7 +189,7 @@ def look(world: World) -> Before:
 
 
 def assert_untouched(world: World, before: Before, *, user: str = ADMIN) -> None:
-    """The program has sent no write since then, and node, checkout (``.git`` included), remote, home and temporary files are as they were."""
+    """The program has sent no write since then; node, checkout (``.git`` included), remote, home and temporary files are as they were."""
     assert world.writes(since=before.mark, user=user) == []
     assert _node(world) == before.node
     for name, files in _files(world).items():

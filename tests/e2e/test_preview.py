@@ -17,6 +17,7 @@ from tests.e2e.expect import (
     assert_untouched,
     look,
     report_of,
+    show,
     statuses,
     without_times,
 )
@@ -68,7 +69,7 @@ def load_yaml(data: bytes) -> Any:
 def test_a_clean_preview_only_reads(kept_world: World, output: str) -> None:
     before = look(kept_world)
     result = kept_world.run("preview", "-o", output)
-    assert result.code == 0, str(result)
+    assert result.code == 0, show(result)
     assert_only_read(kept_world, before)
     assert_untouched(kept_world, before)
 
@@ -174,7 +175,10 @@ def test_the_plan_is_the_whole_change(world: World) -> None:
 
     before = (fleet.checkout / fleet.rule_path).read_bytes()
     after = rule_bytes(world.cluster, {**fleet.nodes, "gpu-2": "pod-hami"})
-    operations = [(operation["op"], operation["path"].replace("~1", "/").removeprefix("/spec/rules/1/"), operation["value"]) for operation in plan["patch"]]
+    operations = [
+        (operation["op"], operation["path"].replace("~1", "/").removeprefix("/spec/rules/1/"), operation["value"])
+        for operation in plan["patch"]
+    ]
     assert operations == [
         ("test", "name", "gpu-2-vm-passthrough"),
         ("test", "labels/kube-dc.com/gpu.workload-mode", "vm-passthrough"),
@@ -212,7 +216,9 @@ def test_the_text_shows_checks_and_plan(kept_world: World) -> None:
     plan = report["plan"]
     for part in (*plan["diff"].splitlines(), *plan["message"].splitlines(), plan["file"], plan["remote"], plan["branch"]):
         assert part.rstrip() in text
-    places = [lines.index(line) for line in lines if all(step in line for step in ("cordon", "recheck", "edit", "push", "wait", "uncordon"))]
+    places = [
+        lines.index(line) for line in lines if all(step in line for step in ("cordon", "recheck", "edit", "push", "wait", "uncordon"))
+    ]
     assert places, "the steps are not shown in order"
     assert all(operation["path"] in text for operation in plan["patch"])
     assert "apply dc1 gpu-1" in text
@@ -247,7 +253,7 @@ def test_user_info_of_a_url_is_never_shown(kept_world: World, secret_remote: str
         kept_world.kube.patch(sources, {"spec": {"url": url}})
         before = look(kept_world)
         result = kept_world.run("preview", "-o", output, "-v")
-        assert result.code == 0, str(result)
+        assert result.code == 0, show(result)
         assert "127.0.0.1" in result.out
         assert "s3cret" not in result.out + result.err
         assert "deploy" not in result.out + result.err
@@ -269,7 +275,7 @@ def test_control_characters_of_the_cluster_are_not_shown(kept_world: World) -> N
         {"spec": {"url": "https://git.example.com/\x1b[2Jfleet\u202e.git"}},
     )
     result = kept_world.run("preview")
-    assert result.code == 0, str(result)
+    assert result.code == 0, show(result)
     assert "fleet" in result.out
     assert "\x1b" not in result.out + result.err and "\u202e" not in result.out + result.err
 
@@ -316,10 +322,15 @@ def test_a_preview_of_a_node_that_is_already_there_says_so(kept_world: World) ->
     kept_world.add(gpu_pod("holder", kept_world.name, phase="Running"))
     before = look(kept_world)
     result = kept_world.run("preview", "-o", "json", from_="vm-passthrough", to="pod-hami")
-    assert result.code == 0, str(result)
+    assert result.code == 0, show(result)
     report = report_of(result)
     assert report["outcome"] == "already-at-target"
     assert report["plan"] is None
-    assert {name for name, status in statuses(result).items() if status == "skip"} >= {"creation-gates", "fleet-remote", "holders", "cordon"}
+    assert {name for name, status in statuses(result).items() if status == "skip"} >= {
+        "creation-gates",
+        "fleet-remote",
+        "holders",
+        "cordon",
+    }
     assert_only_read(kept_world, before)
     assert_untouched(kept_world, before)
