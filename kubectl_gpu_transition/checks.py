@@ -331,13 +331,13 @@ def _rule(look: Look) -> Check:
 
 def _normal_url(url: str) -> str:
     """A URL reduced to host and path, so that the forms of one repository compare equal."""
-    text = re.sub(r"^[a-z+]+://", "", url.strip())
+    text = re.sub(r"^[a-z+]+://", "", url.strip().lower())
     text = re.sub(r"^[^@/]*@", "", text)
     scp = re.match(r"^([^/:]+):(?!\d+/)(.*)$", text)
     if scp:
         text = f"{scp.group(1)}/{scp.group(2)}"
     text = re.sub(r"^([^/:]+):\d+/", r"\1/", text)
-    return re.sub(r"(\.git)?/*$", "", re.sub("/+", "/", text)).lower()
+    return re.sub(r"(\.git)?/*$", "", re.sub("/+", "/", text))
 
 
 def judge_fleet_cluster(look: Look) -> Check:

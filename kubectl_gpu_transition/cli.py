@@ -272,7 +272,7 @@ def _find_repo(option: str | None, environ: Mapping[str, str]) -> str:
 def _wanted_output(argv: Sequence[str]) -> str:
     """The report format, also where the rest of the command line is wrong."""
     found = "text"
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
         option = _OUTPUT.fullmatch(word)
         value = (option[1] or following) if option else None
         if value in ("text", "json", "yaml"):

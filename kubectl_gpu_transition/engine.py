@@ -100,8 +100,15 @@ class Engine:
         except Exception as error:  # the one failure boundary: whatever happened, say what is true now
             self._fail(error)
         finally:
-            self.session.fleet.release_lock()
+            self._give_lock_back()
         return self.outcome
+
+    def _give_lock_back(self) -> None:
+        """The lock dies with the process anyway, so an error here must not hide how the run ended."""
+        try:
+            self.session.fleet.release_lock()
+        except OSError as error:
+            self.session.say(f"the lock of the checkout could not be given back: {error}")
 
     def _succeed(self, word: str) -> None:
         self.outcome.word, self.outcome.exit_code = word, 0
@@ -120,7 +127,10 @@ class Engine:
                 state = "still cordoned by the earlier run" if outcome.node.unschedulable else "SCHEDULABLE, the earlier run unfinished"
                 outcome.headline = f"this run changed nothing; the node is {state}"
         elif session.in_hands or outcome.resumed or request.command == "abandon":
-            gone = describe_truth(session, error) or gone
+            try:
+                gone = describe_truth(session, error) or gone
+            except Exception as second:  # what is true now could not be told: that is said, and the ending stays what it was
+                outcome.facts.append(f"the rest could not be read: {type(second).__name__}: {second}")
             outcome.inspect = plan.inspect_commands(request)
         if gone or isinstance(error, EndedElsewhere):
             return
@@ -275,7 +285,7 @@ class Engine:
     def _apply(self) -> None:
         session = self.session
         self.unlocked = session.fleet.take_lock(self.command_line)
-        push = Push(session, self.unlocked is None)
+        push = Push(session, self.unlocked is None, self.new_id)
         look = self._preflight()
         if look is None:
             return

@@ -6,6 +6,7 @@ forced deletion.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -49,6 +50,8 @@ def _holder(namespace: str, kind: str, name: str, pods: tuple[PodView, ...], mor
 
 
 def _advice(namespace: str, kind: str, name: str, pods: tuple[PodView, ...]) -> str:
+    # Names come from whoever may create pods, and these commands are pasted by an administrator.
+    namespace, name, kind_shown = shlex.quote(namespace), shlex.quote(name), shlex.quote(kind)
     leaving = [pod for pod in pods if pod.deleting_since]
     if len(leaving) == len(pods):
         since = min(str(pod.deleting_since) for pod in leaving)
@@ -65,7 +68,7 @@ def _advice(namespace: str, kind: str, name: str, pods: tuple[PodView, ...]) -> 
         return f'wait for the Job, or suspend it: kubectl patch -n {namespace} job/{name} -p \'{{"spec":{{"suspend":true}}}}\''
     if kind == "Pod":
         return f"ask its owner to stop it: kubectl delete pod -n {namespace} {name}"
-    return f"ask the owner of {kind} {namespace}/{name} to stop it on this node"
+    return f"ask the owner of {kind_shown} {namespace}/{name} to stop it on this node"
 
 
 def describe_holder(holder: Holder) -> str:

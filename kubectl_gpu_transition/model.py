@@ -227,7 +227,8 @@ class TipFacts:
 
 @dataclass(frozen=True)
 class PushResult:
-    """How a push ended: ``accepted`` (the remote's status report says so), ``refused`` (for certain) or ``unknown``; the remote's words."""
+    """How a push ended: ``accepted`` (the remote's status report says so), ``refused`` (for certain),
+    ``late`` (nothing was sent) or ``unknown``; the remote's words."""
 
     state: str
     message: str

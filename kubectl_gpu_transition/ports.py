@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from kubectl_gpu_transition.model import Advance, CheckoutFacts, CommitFacts, GitopsFacts, NodeView, PodView, Problem, PushResult, TipFacts
@@ -26,9 +26,13 @@ class Cluster(Protocol):
     def read_gitops(self) -> GitopsFacts:
         """What Flux is told to apply for this cluster."""
 
-    def patch_node(self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False) -> NodeView:
+    def patch_node(
+        self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False, late: Callable[[], bool] | None = None
+    ) -> NodeView:
         """One JSON patch of the node, as field manager kubectl-gpu-transition. Raises LostGuard (409, 422), RefusedByServer or Forbidden
-        (a definite no), Missing (404), UnknownOutcome (anything else: it may have happened)."""
+        (a definite no), Missing (404: no such node), UnknownOutcome (anything else: it may have happened).
+        ``late`` is asked right before the request leaves, each time: where it says yes, nothing is sent (RefusedByServer ``too-late``).
+        """
 
     def watch(self, node: str) -> Watch:
         """Start to watch what an observation lists for the node."""
@@ -90,8 +94,12 @@ class Fleet(Protocol):
     def find_parent(self, commit: str) -> str | None:
         """The parent of a commit whose objects are all here, else None."""
 
-    def push_commit(self, parent: str, commit: str) -> PushResult:
-        """Move the remote branch from exactly ``parent`` to exactly ``commit``; one ref, no force."""
+    def is_same_change(self, commit: str, other: str) -> bool:
+        """Whether both commits are here with the same parent, the same tree and the same transaction's trailer."""
+
+    def push_commit(self, parent: str, commit: str, late: Callable[[], bool] | None = None) -> PushResult:
+        """Move the remote branch from exactly ``parent`` to exactly ``commit``; one ref, no force. ``late`` is asked right before the ref
+        update leaves: where it says yes, nothing is sent and the state is ``late``."""
 
     def advance_checkout(self, base: str, commit: str, path: str) -> Advance:
         """Move that one file, its index entry, the branch and the tracking ref forward, where the checkout allows (spec section 9)."""

@@ -6,6 +6,7 @@ resume all take the same way. A push is a compare-and-swap; what it did is read 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from kubectl_gpu_transition import plan, resume
@@ -32,11 +33,12 @@ def _unfit(reasons: list[str]) -> Refused:
 class Push:
     """The way to the push of one run. ``locked``: this run holds the checkout's lock and may move it forward."""
 
-    def __init__(self, session: Session, locked: bool) -> None:
-        self.session, self.locked = session, locked
+    def __init__(self, session: Session, locked: bool, new_id: Callable[[], str]) -> None:
+        self.session, self.locked, self.new_id = session, locked, new_id
         self.commit: tuple[str, str] | None = None  # (parent, commit) that is ready to be pushed
         self.before: str | None = None  # the record from before this run's announcement, while it may be taken back
         self.rechecked = 0.0
+        self.judged: str | None = None  # the last tip whose gates were looked at
 
     @property
     def request(self) -> Request:
@@ -61,6 +63,7 @@ class Push:
     def bring_tip_to_target(self, look: Look) -> None:
         """Steps 2 to 4, as often as section 6 sends us back to them: until the tip's rule is --to."""
         session, tip = self.session, look.observation.tip
+        self.judged = tip.tip if isinstance(tip, TipFacts) else None
         taken_up = 0
         for _ in range(ROUNDS):
             if isinstance(tip, Problem):
@@ -72,21 +75,22 @@ class Push:
             if verdict.entry != "push":
                 raise Refused("tip-refused", verdict.message, verdict.remedy)
             assert tip.tip is not None
-            if self.commit is not None and self.commit[0] != tip.tip:
+            if self.judged != tip.tip:
                 taken_up += 1
                 if taken_up > TAKE_UPS:
                     raise RemoteMoved(
                         "remote-moved", f"the branch moved on {taken_up} times before the push got through", "resume when it is quieter"
                     )
                 self._check_moved_tip(tip)
+                self.judged = tip.tip
             state = self._recheck()
             if state == "ready":
                 self._prepare(look, tip)
                 state = self._announce(tip.tip)
             if state == "ready":
                 state = self._push()
-            if state == "pushed":
-                return
+            if state in ("pushed", "gone"):
+                return  # a record that is gone: the wait tells whether another run has finished it
             tip = session.read_tip()
             self._stop_on_drift(state, tip)
         raise LostGuard("node-busy", "the node or the branch kept changing under this run", "resume when it is quieter")
@@ -134,8 +138,6 @@ class Push:
         session, request, transaction = self.session, self.request, self.session.running
         assert tip.tip is not None
         with session.step("edit") as step:
-            if self.commit is None and transaction.commit and session.fleet.find_parent(transaction.commit) == tip.tip:
-                self.commit = (tip.tip, transaction.commit)
             if self.commit is None or self.commit[0] != tip.tip:
                 if not isinstance(tip.rule, bytes):
                     raise Refused("rule-unread", "the rule at the tip can not be read")
@@ -146,6 +148,10 @@ class Push:
                         "rule-refused", f"the rule at the tip {tip.tip[:12]}: {error}", "mend the file, as any reviewed change"
                     ) from error
                 self._build(look, edit, transaction, tip.tip, keep=tip.tip == look.observation.checkout.head)
+                assert self.commit is not None
+                # What was announced goes out again as it was, if it is this very change and nothing else.
+                if transaction.commit and session.fleet.is_same_change(transaction.commit, self.commit[1]):
+                    self.commit = (tip.tip, transaction.commit)
             assert self.commit is not None
             step.message = f"commit {self.commit[1][:12]} on {tip.tip[:12]}"
 
@@ -180,18 +186,21 @@ class Push:
             return "ready"
 
     def _judge_before_push(self, node: NodeView | None) -> str:
-        """Whether the node may still be pushed for. Raises what ends the run; ``labels``/``record`` send it to the tip."""
+        """Whether the node may still be pushed for. Raises what ends the run; ``labels``/``record`` send it to the tip, ``gone`` to the
+        wait."""
         session, transaction = self.session, self.session.running
         if node is None or node.uid != transaction.uid:
             raise node_gone(self.request.node)
         session.see(node)
         text = node.annotations.get(ANNOTATION)
-        other = decode(text or "")
+        if text is None:
+            return "gone"
+        other = decode(text)
         if other is None or other.id != transaction.id:
             raise EndedElsewhere(
                 "ended-elsewhere",
                 "our transaction has gone from the node before the push; nothing was pushed",
-                "find out who removed it; this run has stopped and does not cordon again",
+                "find out who replaced it; this run has stopped and does not cordon again",
             )
         if other.move != transaction.move:
             raise edited_record()
@@ -209,7 +218,7 @@ class Push:
                 f"that one uncordons ({plan.uncordon_command(self.request)}), then resume, which cordons again first",
             )
         if text != session.record:
-            session.adopt(other, text or "")
+            session.adopt(other, text)
             return "record"
         if find_missing_labels(node, transaction.source):
             return "labels"
@@ -226,6 +235,10 @@ class Push:
         assert self.commit is not None and session.outcome.node is not None
         announced = replace(session.running, phase="pushing", base=base, commit=self.commit[1])
         record = encode(announced)
+        if record == before:
+            # Two runs that announce the same commit must not have the same record, or one could take back what the other relies on.
+            announced = replace(announced, by=f"{announced.by.split('#')[0][:119]}#{self.new_id()[:8]}")
+            record = encode(announced)
         session.stop_if_interrupted()
         with session.step("push"):
             node = session.outcome.node
@@ -265,11 +278,13 @@ class Push:
         assert self.commit is not None
         parent, commit = self.commit
         with session.step("push") as step:
-            if session.clock.monotonic() - self.rechecked > STALE or session.interrupts.pending() is not None:
+            if session.interrupts.pending() is not None:
                 self._take_back()  # no push was sent since the announcement
                 session.stop_if_interrupted()
+            result = session.fleet.push_commit(parent, commit, self._is_late)
+            if result.state == "late":
+                self._take_back()
                 return "again"
-            result = session.fleet.push_commit(parent, commit)
             tip = session.read_tip()
             landed = self._has_landed(tip, commit) if isinstance(tip, TipFacts) else None
             if landed:
@@ -277,6 +292,12 @@ class Push:
                 step.message = f"{commit[:12]} is in the branch; {self._tell(moved)}"
                 return "pushed"
             elsewhere = isinstance(tip, TipFacts) and tip.tip != parent
+            if elsewhere and result.state == "accepted":
+                raise RemoteMoved(
+                    "remote-moved",
+                    "the remote accepted the push, and its branch was moved elsewhere since",
+                    "find out who rewrote the branch, then resume",
+                )
             if result.state == "refused" or (elsewhere and landed is False):
                 left = self._take_back()
                 if elsewhere:
@@ -292,6 +313,10 @@ class Push:
                 f"whether the push has landed is unknown: {result.message}; {why}",
                 "resume: it reads the remote and goes on from there",
             )
+
+    def _is_late(self) -> bool:
+        """Whether the recheck has become too old to push on: asked right before the ref update leaves."""
+        return self.session.clock.monotonic() - self.rechecked > STALE
 
     def _has_landed(self, tip: TipFacts, commit: str) -> bool | None:
         """Whether the tip is, or contains, the commit; None where its history is not to be had."""

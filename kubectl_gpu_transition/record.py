@@ -55,7 +55,7 @@ def encode(transaction: Transaction) -> str:
 def decode(text: str) -> Transaction | None:
     """The transaction of an annotation's value with ``v`` 1, or None where it is not readable as one."""
     raw = _load(text)
-    if raw is None or type(raw.get("v")) is not int or raw["v"] != 1:
+    if raw is None or type(raw.get("v")) is not int or raw["v"] != 1 or len(text.encode("utf-8", "surrogatepass")) > LIMIT:
         return None
     words = [raw.get(key) for key in ("id", "uid", "cluster", "from", "to", "phase", "base", "started", "by")]
     commit, gpus, drivers = raw.get("commit"), raw.get("gpuResources", []), raw.get("ignoreDraDrivers", [])
@@ -71,7 +71,7 @@ def decode(text: str) -> Transaction | None:
     # These go into a commit message and to git: nothing but what this program writes there.
     if not _ID.fullmatch(raw["id"]) or not all(_COMMIT.fullmatch(name) for name in (raw["base"], commit) if name):
         return None
-    return Transaction(
+    read = Transaction(
         raw["id"],
         raw["uid"],
         raw["cluster"],
@@ -86,6 +86,11 @@ def decode(text: str) -> Transaction | None:
         tuple(drivers),
         required,
     )
+    try:
+        encode(read)  # what could not be written again (too long, no text) was not written by this program
+    except (Usage, UnicodeEncodeError):
+        return None
+    return read
 
 
 @dataclass(frozen=True)

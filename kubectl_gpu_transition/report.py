@@ -15,14 +15,19 @@ from kubectl_gpu_transition.record import as_json, find_foreign_cordon
 
 API_VERSION = "gpu-transition.kube-dc.com/v1"
 
-# C0 (tab and newline aside), DEL, C1, the marks that reorder or hide text on a terminal, and lone surrogates, which JSON can hold and
+# C0, DEL, C1, the marks that reorder or hide text on a terminal, and lone surrogates, which JSON can hold and
 # UTF-8 can not.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere without control characters, safe to show."""
-    return _CONTROL.sub("", text)
+    """Text from elsewhere on one line, without control characters: safe to show, and never a line of its own."""
+    return _CONTROL.sub("", text.replace("\n", " ").replace("\t", " "))
+
+
+def indented(text: str, width: int) -> str:
+    """Text whose further lines (a hook's output, say) stand below its first, clearly a part of it."""
+    return ("\n" + " " * width).join(clean(line) for line in text.split("\n"))
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
@@ -100,17 +105,12 @@ def describe_error(error: BaseException) -> str:
     return error.message if isinstance(error, Failure) else f"a bug in this program: {type(error).__name__}: {error}"
 
 
-def _indented(text: str, width: int) -> str:
-    """Text whose further lines (a hook's output, say) stand below its first."""
-    return clean(text).replace("\n", "\n" + " " * width)
-
-
 _COLOURS = {"PASS": "32", "DONE": "32", "WARN": "33", "FAIL": "31", "SKIP": "2"}
 
 
 def _line(word: str, name: str, message: str, colour: bool) -> str:
     shown = f"\x1b[{_COLOURS[word]}m{word}\x1b[0m" if colour and word in _COLOURS else word
-    return f"{shown}  {name:<16} {_indented(message, 23)}".rstrip()
+    return f"{shown}  {name:<16} {indented(message, 23)}".rstrip()
 
 
 def text(outcome: Outcome, colour: bool) -> list[str]:
@@ -160,7 +160,7 @@ def _summary(outcome: Outcome) -> str:
     target = request.target.value if request.target else "the target"
     source = request.source.value if request.source else "where it was"
     if outcome.error is not None:
-        return _indented(describe_error(outcome.error), 2)
+        return indented(describe_error(outcome.error), 2)
     return {
         "ready": f"no check fails; nothing was changed. {request.node} can go from {source} to {target}",
         "completed": f"{request.node} is in {target} and schedulable ({sum(step.seconds for step in outcome.steps):.0f} s)",
@@ -176,7 +176,7 @@ def failure_text(outcome: Outcome) -> list[str]:
     if error is None:
         return []
     lines = [clean(outcome.headline)] if outcome.headline else []
-    lines.append(f"error: {_indented(describe_error(error), 7)}")
+    lines.append(f"error: {indented(describe_error(error), 7)}")
     if isinstance(error, Failure) and error.remedy:
         lines.append(f"  remedy: {clean(error.remedy)}")
     if outcome.facts:

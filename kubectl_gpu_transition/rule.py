@@ -38,7 +38,7 @@ _LIMIT = 3 * 1024 * 1024  # bytes; twice what one Kubernetes object can hold
 _DEPTH = 64  # levels of nesting; a rule has eight
 _STAND_IN = "    - x\n"
 _NAME = r"[a-z0-9][a-z0-9.-]{0,252}"
-_FILLING = r"(?: *(?:#[ -~]*)?\r?\n)*"  # blank lines and comments of plain ASCII
+_FILLING = r"(?: *(?:#[^\n]*)?\r?\n)*"  # blank lines and comments
 _LAYOUT = rf"""
     - name: (?P<node>{_NAME})-(?P<mode>{"|".join(mode.value for mode in Mode)})
       labels:
@@ -60,7 +60,7 @@ _LAYOUT = rf"""
               op: In
               value: \["0300", "0302"\]""".lstrip("\n").replace("\n", r"\r?\n")
 # A block ends here only if what follows is no deeper than its dash.
-_GENERATED = re.compile(rf'(?m)^{_LAYOUT}(?:\r?\n|\Z)(?={_FILLING}(?: {{0,4}}[!"$-~]| *(?:#[ -~]*)?\Z))')
+_GENERATED = re.compile(rf"(?m)^{_LAYOUT}(?:\r?\n|\Z)(?={_FILLING}(?: {{0,4}}[^ #\r\n]| *(?:#[^\n]*)?\Z))")
 _BETWEEN = re.compile(_FILLING)
 _PLAIN = re.compile("[\n -~]*")  # what nearly all files are made of, told quickly
 # A tab outside comments, a CR alone, what is not printable, a line break to some readers only (NEL, LS, PS), a byte order mark.
@@ -212,7 +212,7 @@ class _Document:
             runs = self._cut(blocks)
             self.root, value = self._parse()
             self.rules = _entry(self.root, "spec", "rules")
-            places = {node.start_mark.index for node in _parts(self.rules) if node.value == "x"}
+            places = {node.start_mark.index for node in _parts(self.rules)}
             confirmed = [block for at, run in runs.items() if at in places for block in run]
             if len(confirmed) == len(blocks):
                 break

@@ -7,16 +7,16 @@ node back is tied to the second one, so the API server itself refuses it if the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kubectl_gpu_transition.checks import Look, judge_fleet_cluster
-from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Expired, LostGuard, Refused
+from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Expired, LostGuard, Refused, RefusedByServer, UnknownOutcome
 from kubectl_gpu_transition.model import ANNOTATION, NodeView, Observation, PodView, Problem, TipFacts
 from kubectl_gpu_transition.patches import drop_patch, recordon_patch, uncordon_patch
 from kubectl_gpu_transition.ports import Watch
 from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon
 from kubectl_gpu_transition.resume import read_rule_mode
-from kubectl_gpu_transition.session import Session
+from kubectl_gpu_transition.session import Session, known
 from kubectl_gpu_transition.target import (
     Goal,
     find_missing,
@@ -29,6 +29,9 @@ from kubectl_gpu_transition.target import (
 from kubectl_gpu_transition.writes import cordoned_under, edited_record, node_gone, read_same_node, write_node
 
 FRESH = 5.0  # seconds from the end of the verifying observation within which the uncordon is sent (spec section 4, step 6)
+RETRY = 1.0  # seconds before a cordon that could not be set is tried again
+# What of the API server passes: the wait goes on until its timeout (spec section 7).
+_PASSING = frozenset({"not-sent", "busy", "too-late"})
 RECORDONS = 20  # how often a node that others uncordon is cordoned again (spec section 4, step 5)
 TICK = 0.25  # seconds: how long an interrupt may go unnoticed
 HEARTBEAT = 60.0  # seconds between two lines while nothing changes (spec section 11)
@@ -59,6 +62,7 @@ class Wait:
     spoke: float = 0.0
     deadline: float = 0.0
     looked: float = float("-inf")  # when the last full observation ended
+    retry: float | None = None  # when a cordon that could not be set again is tried again
 
     def run(self) -> None:
         """The steps wait and uncordon: wait, verify and release. Raises Expired, EndedElsewhere, NodeGone, Interrupted, …"""
@@ -103,6 +107,7 @@ class Wait:
             patience = min(TICK, self.deadline - now, *([due - now] if self.quiet else []))
             if not self._take_signals(watch, max(0.0, patience)):
                 seen = False
+            self._retry_cordon()
             self._heartbeat()
             if not self.quiet or clock.monotonic() < due:
                 continue
@@ -117,6 +122,7 @@ class Wait:
             elif not seen:
                 seen = True
                 self._show(["nothing any more; looking once more"])
+                session.outcome.waiting_for = ()
             else:
                 return observation
 
@@ -140,7 +146,8 @@ class Wait:
                     fine = not self._follow(node) and fine
                 session.see(node, signal.pods)
                 missing = self._missing(node, signal.pods, signal.gpu_names)
-                self.quiet = not missing
+                # Without a record there is only one thing left to know, and a full observation is what tells it.
+                self.quiet = not missing or ANNOTATION not in node.annotations
                 if missing:
                     fine = False
                     self._show(missing)
@@ -166,7 +173,7 @@ class Wait:
         changed = self._follow(node)
         missing = self._missing(node, pods, names)
         if changed:
-            missing.append("the node's cordon or record has only just changed")
+            missing.append("the node's cordon or record has changed")
         if isinstance(observation.tip, Problem):
             missing.append(f"the tip can not be read: {observation.tip.message}")
         else:
@@ -197,6 +204,10 @@ class Wait:
             changed = True
         if text is None:
             return True  # how that came could not be read: the next look asks again, and nothing is written meanwhile
+        if node.unschedulable and not self.goal.cordoned and find_foreign_cordon(node) is None:
+            # Another run of this transaction has cordoned it meanwhile: that cordon is ours to lift with the record.
+            self.goal = replace(self.goal, cordoned=True)
+            return True
         if not node.unschedulable and self.goal.cordoned:
             self._cordon_again(node, before)
             return True
@@ -263,9 +274,28 @@ class Wait:
             self.node = write_node(session, node, recordon_patch(node, session.record), shows, versioned=True)
         except LostGuard:
             return  # changed once more since: the next look decides again
+        except (RefusedByServer, UnknownOutcome) as failure:
+            if isinstance(failure, RefusedByServer) and failure.id not in _PASSING:
+                raise
+            self.retry = session.clock.monotonic() + RETRY
+            self._show([f"the cordon, which another actor has lifted: {failure.message}"])
+            return
         self.recordons += 1
         managers = ", ".join(find_new_managers(before, node)) if before is not None else ""
         session.say(f"{session.clock.now()} the node was uncordoned by another actor ({managers or 'unknown'}) and is cordoned again")
+
+    def _retry_cordon(self) -> None:
+        """Try a cordon again that the API server had no time for, on the node as it is now."""
+        session = self.session
+        if self.retry is None or session.clock.monotonic() < self.retry:
+            return
+        self.retry = session.clock.monotonic() + RETRY
+        node = known(lambda: session.cluster.read_node(session.request.node))
+        if node is None:
+            raise node_gone(session.request.node)
+        if isinstance(node, NodeView):
+            self.retry = None
+            self._follow(node)
 
     # ------------------------------------------------------------ giving it back
 
@@ -273,9 +303,13 @@ class Wait:
         """Give the node back on the strength of a second verifying observation; None when it has to be observed anew."""
         session, node = self.session, observation.node
         assert isinstance(node, NodeView)
-        while session.clock.monotonic() - observation.taken <= FRESH:
+
+        def late() -> bool:
+            return session.clock.monotonic() - observation.taken > FRESH
+
+        while not late():
             session.stop_if_interrupted()
-            if find_foreign_cordon(node) is not None:
+            if find_foreign_cordon(node) is not None or node.unschedulable != self.goal.cordoned:
                 return None
             patch = (
                 uncordon_patch(node, session.record, self.goal.mode)
@@ -284,7 +318,12 @@ class Wait:
             )
             try:
                 # Only the end of our record counts, whoever removed it: schedulable or not is for what follows to say.
-                after = write_node(session, node, patch, lambda seen: ANNOTATION not in seen.annotations, versioned=True)
+                after = write_node(session, node, patch, lambda seen: ANNOTATION not in seen.annotations, versioned=True, late=late)
+            except RefusedByServer as refusal:
+                if refusal.id not in _PASSING:
+                    raise
+                self._show([f"the uncordon: {refusal.message}"])
+                return None
             except LostGuard:
                 again = read_same_node(session, node)
                 if again.annotations.get(ANNOTATION) != session.record or not is_same_ground(node, again):

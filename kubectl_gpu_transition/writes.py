@@ -51,17 +51,19 @@ def write_node(
     shows: Callable[[NodeView], bool],
     versioned: bool,
     wrote: Callable[[NodeView], bool] | None = None,
+    late: Callable[[], bool] | None = None,
 ) -> NodeView:
     """Send ``patch`` once; returns the node that shows the effect.
 
     ``shows`` tells whether a node shows what was asked; ``versioned`` says that the patch is tied to ``before``'s resource version.
     ``wrote`` tells from a node read later that the patch took effect, whatever others changed since; it is ``shows`` where not given.
+    ``late`` tells, right before the request leaves, that what the patch was decided from has become too old for it.
     Raises LostGuard (nothing was written, for certain), NodeGone, RefusedByServer or Forbidden (a definite no), Drift (200 without the
     effect), UnknownOutcome. The node is in our hands from before the request leaves, unless it was refused for certain.
     """
     mine, session.in_hands = session.in_hands, True  # before the request leaves; only a definite refusal takes it back
     try:
-        return _send(session, before, patch, shows, versioned, wrote or shows)
+        return _send(session, before, patch, shows, versioned, wrote or shows, late)
     except (LostGuard, RefusedByServer, Forbidden):
         session.in_hands = mine
         raise
@@ -77,9 +79,10 @@ def _send(
     shows: Callable[[NodeView], bool],
     versioned: bool,
     wrote: Callable[[NodeView], bool],
+    late: Callable[[], bool] | None,
 ) -> NodeView:
     try:
-        node = session.cluster.patch_node(before.name, patch)
+        node = session.cluster.patch_node(before.name, patch, late=late)
     except LostGuard as refusal:
         # The server can have acted on an earlier copy of this very request (a proxy that retries), so the effect is looked for first.
         return _read_back(session, before, wrote, versioned, refusal)

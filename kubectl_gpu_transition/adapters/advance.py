@@ -6,6 +6,7 @@ and new that a killed run can leave is recognised and completed (spec section 9)
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -21,7 +22,7 @@ from kubectl_gpu_transition.adapters import identity
 from kubectl_gpu_transition.adapters import objects as making
 from kubectl_gpu_transition.adapters.checkout import find_obstacle
 from kubectl_gpu_transition.adapters.gitconfig import ConfigError
-from kubectl_gpu_transition.adapters.gitindex import Entry, Index, IndexError_, change_entry
+from kubectl_gpu_transition.adapters.gitindex import BadIndex, Entry, Index, change_entry
 from kubectl_gpu_transition.adapters.history import Walk
 from kubectl_gpu_transition.adapters.repository import Repository, find_entry, read_commit, read_object
 from kubectl_gpu_transition.adapters.route import Target
@@ -77,7 +78,7 @@ def advance(
     except Blocked as error:
         state = "could not be moved forward" if moving else "was left alone"
         return Advance(False, f"the checkout {state}: {error.message}", _restore(path) if moving else error.remedy)
-    except (ConfigError, IndexError_) as error:
+    except (ConfigError, BadIndex) as error:
         return Advance(False, f"the checkout was left alone: {error}", _PULL)
     except KeyError:
         return Advance(False, f"the checkout was left alone: objects of {commit} are not here", _PULL)
@@ -149,7 +150,7 @@ def _look(repo: Repository, known: BaseObjectStore, environ: Mapping[str, str], 
     if repo.head == commit and entry.sha == blobs[1] and tree.has_content(entry, blobs[1]):
         return None
     others = [change.path for change in list_staged(index, known, start.tree) if change.path != path]
-    others += [c.path for c in tree.changes() if c.path != path and not os.path.basename(c.path).startswith("." + PREFIX)]
+    others += [change.path for change in tree.changes() if change.path != path]
     if others:
         raise Blocked(f"it has other changes: {', '.join(others[:5])}", _restore(path) if half else _PULL)
     if not any(tree.has_content(entry, blob) for blob in blobs):
@@ -168,14 +169,14 @@ def _other_commits(repo: Repository, known: BaseObjectStore, base: str, commit: 
 
 
 def _remove_leftovers(repo: Repository, target: Target, path: str) -> None:
-    """Temporary files of a killed run, which held our lock: nobody else writes files of these names.
+    """Temporary files of a killed run, which held our lock on this work tree: nobody else writes files of these names there.
 
     A git lock file that is the very file of such a run goes with it: it was made as a second name of it.
     """
     if repo.branch is None:
         return
     beside = os.path.join(repo.top, os.path.dirname(path))
-    for directory, prefix in ((repo.git_dir, PREFIX), (repo.common_dir, PREFIX), (beside, "." + PREFIX)):
+    for directory, prefix in ((repo.git_dir, PREFIX), (beside, "." + PREFIX)):
         for leftover in [os.path.join(directory, name) for name in _list(directory) if name.startswith(prefix)]:
             for lock in _locks(repo, target):
                 if os.path.lexists(lock) and os.path.samestat(os.lstat(lock), os.lstat(leftover)):
@@ -190,11 +191,23 @@ def _list(directory: str) -> list[str]:
 def _write_temporary(directory: str, prefix: str, data: bytes, mode: int) -> str:
     """A complete, synced file of these bytes and permissions, to be renamed."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix=prefix, delete=False) as file:
-        file.write(data)
-        file.flush()
-        os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
+        try:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        except OSError:
+            os.unlink(file.name)
+            raise
     return file.name
+
+
+def _rename(temporary: str, target: str) -> None:
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 def _move_file(repo: Repository, move: _Move) -> None:
@@ -204,23 +217,26 @@ def _move_file(repo: Repository, move: _Move) -> None:
     status = os.lstat(target)
     same_device = status.st_dev == os.lstat(repo.git_dir).st_dev
     mode = stat.S_IMODE(status.st_mode)
-    directory, prefix = (repo.git_dir, PREFIX) if same_device else (os.path.dirname(target), "." + PREFIX)
-    temporary = _write_temporary(directory, prefix, move.content, mode)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        # One device does not mean one mount: a bind mount between the two refuses the rename.
-        os.unlink(temporary)
-        temporary = _write_temporary(os.path.dirname(target), "." + PREFIX, move.content, mode)
-        os.rename(temporary, target)
+    beside = not same_device
+    if same_device:
+        temporary = _write_temporary(repo.git_dir, PREFIX, move.content, mode)
+        try:
+            _rename(temporary, target)
+        except OSError as error:
+            # One device does not mean one mount: a bind mount between the two refuses the rename.
+            if error.errno != errno.EXDEV:
+                raise
+            beside = True
+    if beside:
+        _rename(_write_temporary(os.path.dirname(target), "." + PREFIX, move.content, mode), target)
     making.sync_directory(os.path.dirname(target))
 
 
-def _replace_locked(target: str, directory: str, data: bytes, mode: int, is_still: Callable[[], bool]) -> None:
+def _replace_locked(repo: Repository, target: str, data: bytes, mode: int, is_still: Callable[[], bool]) -> None:
     """Replace a file of git under git's own lock ``<file>.lock``, which is made complete, as a second name of our temporary file:
     a run that is killed in between leaves a lock that the next one knows as its own. ``is_still`` is asked under the lock."""
     lock = target + ".lock"
-    temporary = _write_temporary(directory, PREFIX, data, mode)
+    temporary = _write_temporary(repo.git_dir, PREFIX, data, mode)
     try:
         _take_git_lock(temporary, lock, data, mode)
         if not is_still():
@@ -251,7 +267,7 @@ def _move_index(repo: Repository, move: _Move) -> None:
     data = change_entry(move.index, move.entry, move.new, os.lstat(os.path.join(repo.top, move.path)))
     if data != move.index.data:
         mode = stat.S_IMODE(os.stat(target).st_mode)
-        _replace_locked(target, repo.git_dir, data, mode, lambda: read_index(repo).data == move.index.data)
+        _replace_locked(repo, target, data, mode, lambda: read_index(repo).data == move.index.data)
 
 
 def _move_ref(repo: Repository, name: str, allowed: tuple[str | None, ...], commit: str, environ: Mapping[str, str], why: str) -> None:
@@ -262,7 +278,7 @@ def _move_ref(repo: Repository, name: str, allowed: tuple[str | None, ...], comm
     if not os.path.isdir(os.path.dirname(target)):
         making.make_directory(os.path.dirname(target))
     mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else _default_mode(repo)
-    _replace_locked(target, repo.common_dir, f"{commit}\n".encode(), mode, lambda: repo.read_ref(name) in allowed)
+    _replace_locked(repo, target, f"{commit}\n".encode(), mode, lambda: repo.read_ref(name) in allowed)
     for log in dict.fromkeys([name, "HEAD"] if name == repo.branch else [name]):
         _write_reflog(repo, log, before, commit, environ, why)
 

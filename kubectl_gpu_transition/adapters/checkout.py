@@ -13,7 +13,7 @@ from itertools import islice
 
 from kubectl_gpu_transition.adapters import identity, lock, route
 from kubectl_gpu_transition.adapters.gitconfig import ConfigError
-from kubectl_gpu_transition.adapters.gitindex import IndexError_
+from kubectl_gpu_transition.adapters.gitindex import BadIndex
 from kubectl_gpu_transition.adapters.repository import Repository, Unusable, list_clusters, open_repository, read_commit, read_file
 from kubectl_gpu_transition.adapters.worktree import Change, WorkTree, list_staged, read_index
 from kubectl_gpu_transition.model import CheckoutFacts, Identity, Problem, Route
@@ -103,7 +103,7 @@ def find_dirt(repo: Repository, environ: Mapping[str, str]) -> Problem | None:
         tree = WorkTree(repo, index, environ)
         staged = _name("staged", list_staged(index, repo.objects, read_commit(repo.objects, repo.head).tree))
         seen = list(islice(tree.changes(), 200))
-    except (ConfigError, IndexError_) as error:
+    except (ConfigError, BadIndex) as error:
         return Problem(f"the state of {repo.top} can not be told: {error}")
     except KeyError:
         return Problem(f"the state of {repo.top} can not be told: objects of HEAD are missing or damaged", "git fsck")

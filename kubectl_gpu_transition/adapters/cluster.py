@@ -40,9 +40,9 @@ NODES = "/api/v1/nodes"
 class ServerStatus(Exception):
     """An answer that is not 2xx: code, and the server's own words. Never leaves the adapters."""
 
-    def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
+    def __init__(self, code: int, message: str, reason: str = "", retry_after: float = 0.0) -> None:
         super().__init__(message)
-        self.code, self.message, self.retry_after = code, message, retry_after
+        self.code, self.message, self.reason, self.retry_after = code, message, reason, retry_after
 
 
 def _first_line(error: BaseException) -> str:
@@ -67,18 +67,22 @@ class KubeCluster:
         kind: str = "",
         stream: bool = False,
         read_timeout: float | None = None,
+        late: Callable[[], bool] | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        """One request, once. Raises ServerStatus for an answer that is not 2xx, urllib3's errors for no answer."""
+        """One request, once; not at all (RefusedByServer) where ``late`` says so once the credentials are there. Raises ServerStatus for an answer that is not 2xx, urllib3's errors for no answer."""
         url = f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=self.timeout, read=read_timeout or self.timeout)
         for attempt in range(2):
             headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, **self._kubeconfig.headers()}
             if body is not None:
                 headers["Content-Type"] = kind
+            pool = self._kubeconfig.pool()
+            if late is not None and late():
+                raise RefusedByServer("too-late", "the look that decided had become too old before the patch could be sent")
             begun = time.monotonic()
             code: int | str = "no answer"
             try:
-                response = self._kubeconfig.pool().request(
+                response = pool.request(
                     method, url, body=body, headers=headers, timeout=timeout, retries=False, redirect=False, preload_content=not stream
                 )
                 code = response.status
@@ -132,7 +136,8 @@ class KubeCluster:
         if status.code == 403:
             return Forbidden("forbidden", f"not allowed (403): {status.message}", "ask for the permission: see the README's role")
         if status.code == 404:
-            return Missing("not-found", f"{path}: not found (404): {status.message}")
+            # Only the API server itself says that an object is not there; of an API that it does not serve, anybody's 404 will do.
+            return Missing("not-found" if status.reason == "NotFound" else "not-served", f"{path}: not found (404): {status.message}")
         return Unreachable(
             "server-error", f"the API server answered {status.code} to {path}: {status.message}", "try again when the API server is well"
         )
@@ -185,8 +190,12 @@ class KubeCluster:
 
     def read_node(self, name: str) -> NodeView | None:
         """The node, or None where it does not exist."""
-        raw = self._optional(_NODE.format(quote(name)))
-        return None if raw is None else node_view(raw)
+        try:
+            return node_view(self._read(_NODE.format(quote(name))))
+        except Missing as missing:
+            if missing.id == "not-found":
+                return None
+            raise Unreachable("node-unread", missing.message, "see what stands between here and the API server") from missing
 
     def read_pods(self, node: str) -> tuple[PodView, ...]:
         """Every pod bound to the node, all namespaces."""
@@ -213,13 +222,15 @@ class KubeCluster:
             )
         return gitops_facts(kustomization, source)
 
-    def patch_node(self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False) -> NodeView:
+    def patch_node(
+        self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False, late: Callable[[], bool] | None = None
+    ) -> NodeView:
         """One JSON patch; see the port for what it raises."""
         query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         body = json.dumps(list(operations)).encode()
         for attempt in range(_TRIES):
             try:
-                data = self.send("PATCH", _NODE.format(quote(name)), query, body, "application/json-patch+json").data
+                data = self.send("PATCH", _NODE.format(quote(name)), query, body, "application/json-patch+json", late=late).data
                 return node_view(json.loads(data))
             except ServerStatus as status:
                 if status.code == 429 and attempt + 1 < _TRIES:  # refused before it was looked at: the only answer to try again after
@@ -245,6 +256,13 @@ class KubeCluster:
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _write_failure(self, status: ServerStatus, name: str) -> Failure:
+        if status.code == 429:
+            return RefusedByServer(
+                "busy", f"the API server has no time for the patch of the node (429): {status.message}", "try again later"
+            )
+        if status.code == 404 and status.reason != "NotFound":
+            message = f"something before the API server answered 404 to the patch of the node: {status.message}"
+            return UnknownOutcome("patch-unknown", message, "look at the node before anything else")
         if status.code in (409, 422):
             return LostGuard("lost-guard", f"the node changed under the patch ({status.code}): {status.message}")
         if status.code >= 500:
@@ -286,8 +304,9 @@ class KubeCluster:
 def _status(response: urllib3.BaseHTTPResponse) -> ServerStatus:
     data = response.data if response.data else response.read()
     try:
-        message = str(json.loads(data).get("message") or "")
+        answer = json.loads(data)
+        message, reason = str(answer.get("message") or ""), str(answer.get("reason") or "") if answer.get("kind") == "Status" else ""
     except (ValueError, AttributeError):
-        message = data[:200].decode("utf-8", "replace").strip()
+        message, reason = data[:200].decode("utf-8", "replace").strip(), ""
     wait = response.headers.get("Retry-After", "")
-    return ServerStatus(response.status, message, float(wait) if wait.isdigit() else 0.0)
+    return ServerStatus(response.status, message, reason, float(wait) if wait.isdigit() else 0.0)

@@ -18,6 +18,7 @@ from kubectl_gpu_transition.model import Problem
 
 # What the big hosts take as the user of a token; a user in the URL or in credential.username wins.
 TOKEN_USER = "x-access-token"
+_COMMAND = "GPU_TRANSITION_HELPER"
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,22 +99,24 @@ def ask(
     )
 
 
-def helper_command(helper: str, environ: Mapping[str, str]) -> list[str]:
-    """The command line of a helper for the operation ``get``: ``!shell``, an absolute path, or a name after ``git credential-``."""
+def helper_command(helper: str, environ: Mapping[str, str]) -> str:
+    """The shell's command of a helper for the operation ``get``: ``!shell``, an absolute path, or a name after ``git credential-``."""
     if helper.startswith("!"):
-        return ["/bin/sh", "-c", f"{helper[1:]} get", helper[1:]]
+        return f"{helper[1:]} get"
     if os.path.isabs(helper):
-        return ["/bin/sh", "-c", f"{helper} get", helper]
+        return f"{helper} get"
     name, _, rest = helper.partition(" ")
     program = f"git-credential-{name}"
     # Helpers that come with git are not on PATH but known to git itself.
     start = program if shutil.which(program, path=environ.get("PATH")) else f"git credential-{name}"
-    return ["/bin/sh", "-c", f"{start} {rest} get", start]
+    return f"{start} {rest} get"
 
 
 def _ask_helper(helper: str, known: Mapping[str, str], environ: Mapping[str, str], seconds: float) -> dict[str, str]:
     request = "".join(f"{name}={value}\n" for name, value in known.items() if value) + "\n"
-    output = _run(helper_command(helper, environ), request.encode(), environ, seconds)
+    # A command from the configuration may hold a password itself; as an argument everybody on the machine could read it.
+    run = ["/bin/sh", "-c", f'command=${_COMMAND}; unset {_COMMAND}; eval "$command"']
+    output = _run(run, request.encode(), {**environ, _COMMAND: helper_command(helper, environ)}, seconds)
     pairs = (line.partition("=") for line in (output or b"").decode("utf-8", "replace").splitlines())
     return {name: value for name, equals, value in pairs if equals}
 

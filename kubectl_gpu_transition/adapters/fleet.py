@@ -32,7 +32,8 @@ class GitFleet:
         self._path, self._environ = repo, environ
         self._remote = Remote(environ, token_env, git_timeout, log)
         self._lock: lock.Lock | None = None
-        # The local branch, and where it went, of the last look at the remote or push: no other branch is ever moved forward.
+        # The local branch of the first look at the remote, and where it goes: the tip is read from there and pushed to there until the
+        # end, whatever HEAD is switched to meanwhile, and no other branch is ever moved forward.
         self._used: tuple[str | None, Target] | None = None
         # Without a handler Python would print dulwich's warnings to stderr.
         logging.getLogger("dulwich").addHandler(logging.NullHandler())
@@ -94,7 +95,7 @@ class GitFleet:
         """None when the receiving side answers and a path remote is writable, else why a push would fail."""
         try:
             with open_repository(self._path, self._environ) as repo:
-                return self._remote.probe_push(repo, _find_target(repo))
+                return self._remote.probe_push(repo, self._find_target(repo))
         except Unusable as error:
             return error.problem
 
@@ -104,7 +105,7 @@ class GitFleet:
             with open_repository(self._path, self._environ) as repo:
                 found = _find_commits(self._remote.walk(repo), tip, subject)
                 if found is None:
-                    self._remote.deepen(repo, _find_target(repo))
+                    self._remote.deepen(repo, self._find_target(repo))
                     found = _find_commits(self._remote.walk(repo), tip, subject)
         except Unusable as error:
             return error.problem
@@ -165,12 +166,31 @@ class GitFleet:
         except (Unusable, KeyError):
             return None
 
-    def push_commit(self, parent: str, commit: str) -> PushResult:
-        """Move the remote branch from exactly ``parent`` to exactly ``commit``; one ref, no force."""
+    def is_same_change(self, commit: str, other: str) -> bool:
+        """Whether both commits are here with the same parent, the same tree and the same transaction's trailer."""
+        try:
+            with open_repository(self._path, self._environ) as repo:
+                known = self._remote.known(repo)
+                walk = self._remote.walk(repo)
+                first, second = (read_commit(known, name) for name in (commit, other))
+                facts = [walk.find(name) for name in (commit, other)]
+                trailers = [describe_commit(name, found).transactions for name, found in zip((commit, other), facts, strict=True) if found]
+                same = (first.tree, first.parents) == (second.tree, second.parents) and len(first.parents) == 1
+                return (
+                    same
+                    and len(trailers) == 2
+                    and trailers[0] == trailers[1]
+                    and objects.has_all(known, first.parents[0].decode("ascii"), commit)
+                )
+        except (Unusable, KeyError):
+            return False
+
+    def push_commit(self, parent: str, commit: str, late: Callable[[], bool] | None = None) -> PushResult:
+        """Move the remote branch from exactly ``parent`` to exactly ``commit``; one ref, no force, and nothing where it is ``late``."""
         try:
             with open_repository(self._path, self._environ) as repo:
                 new = objects.list_new(self._remote.known(repo), parent, commit)
-                return self._remote.push_commit(repo, self._find_target(repo), parent, commit, new)
+                return self._remote.push_commit(repo, self._find_target(repo), parent, commit, new, late)
         except Unusable as error:
             return PushResult("refused", error.problem.message)
         except KeyError:
@@ -196,9 +216,9 @@ class GitFleet:
                 self.release_lock()
 
     def _find_target(self, repo: Repository) -> Target:
-        target = _find_target(repo)
-        self._used = (repo.branch, target)
-        return target
+        if self._used is None:
+            self._used = (repo.branch, _find_target(repo))
+        return self._used[1]
 
 
 @contextmanager

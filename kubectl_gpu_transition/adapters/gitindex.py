@@ -22,7 +22,7 @@ _DROPPED = frozenset({b"TREE", b"EOIE", b"IEOT"})
 _REQUIRED_AND_KNOWN = frozenset({b"sdir"})
 
 
-class IndexError_(ValueError):
+class BadIndex(ValueError):
     """An index that can not be read here; the text says why. Never leaves the adapters."""
 
 
@@ -56,14 +56,14 @@ class Index:
 
 
 def parse_index(data: bytes) -> Index:
-    """Parse the bytes of an index; raises IndexError_ for a damaged one, and for one that is split over two files."""
+    """Parse the bytes of an index; raises BadIndex for a damaged one, and for one that is split over two files."""
     if len(data) < _HEADER.size + 20:
-        raise IndexError_("the index is too short")
+        raise BadIndex("the index is too short")
     signature, version, count = _HEADER.unpack_from(data)
     if signature != b"DIRC" or version not in (2, 3, 4):
-        raise IndexError_(f"the index has the unknown version {version}")
+        raise BadIndex(f"the index has the unknown version {version}")
     if data[-20:] not in (bytes(20), hashlib.sha1(data[:-20]).digest()):
-        raise IndexError_("the index is damaged: its checksum is wrong")
+        raise BadIndex("the index is damaged: its checksum is wrong")
     entries: list[Entry] = []
     at, path = _HEADER.size, b""
     try:
@@ -87,14 +87,14 @@ def parse_index(data: bytes) -> Index:
                 )
             )  # fmt: skip
     except (struct.error, ValueError) as error:
-        raise IndexError_("the index is damaged") from error
+        raise BadIndex("the index is damaged") from error
     tree: str | None = None
     for name, raw in _extensions(data, at):
         if name == b"TREE":
             tree = _read_root(raw[8:])
         if name[:1].islower() and name not in _REQUIRED_AND_KNOWN:
             hint = "; `git update-index --no-split-index` joins it" if name == b"link" else ""
-            raise IndexError_(f"the index has the extension {name.decode('ascii', 'replace')}, which is not supported{hint}")
+            raise BadIndex(f"the index has the extension {name.decode('ascii', 'replace')}, which is not supported{hint}")
     return Index(data, tuple(entries), at, tree)
 
 
@@ -122,7 +122,7 @@ def _extensions(data: bytes, at: int) -> list[tuple[bytes, bytes]]:
     while at + 8 <= len(data) - 20:
         name, size = struct.unpack_from(">4sI", data, at)
         if at + 8 + size > len(data) - 20:
-            raise IndexError_("the index is damaged: an extension is longer than the file")
+            raise BadIndex("the index is damaged: an extension is longer than the file")
         found.append((name, data[at : at + 8 + size]))
         at += 8 + size
     return found

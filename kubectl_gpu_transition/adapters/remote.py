@@ -41,6 +41,10 @@ T = TypeVar("T")
 _REJECTED_REMEDY = "check the token, or what the credential helper has stored for this host"
 
 
+class _Late(Exception):
+    """What decided the push has become too old; nothing was sent."""
+
+
 class _Stopped(Exception):
     """Ends a push on purpose, before its ref update is sent. ``tip`` is where the remote branch is."""
 
@@ -187,7 +191,9 @@ class Remote:
         location = locate(target.push_url)
         return _find_unwritable(location.path) if isinstance(location, Location) and location.kind == "path" else None
 
-    def push_commit(self, repo: Repository, target: Target, parent: str, commit: str, new: Sequence[ShaFile]) -> PushResult:
+    def push_commit(
+        self, repo: Repository, target: Target, parent: str, commit: str, new: Sequence[ShaFile], late: Callable[[], bool] | None = None
+    ) -> PushResult:
         """Move the branch from exactly ``parent`` to exactly ``commit``, sending ``new``. See PushResult for what the answer means."""
         ref = Ref(target.push_ref.encode())
         gate = _Gate()
@@ -197,6 +203,8 @@ class Remote:
         def update(refs: dict[Ref, ObjectID]) -> dict[Ref, ObjectID]:
             if refs.get(ref) != oid(parent):
                 raise _Stopped(refs[ref].decode("ascii") if ref in refs else None)
+            if late is not None and late():
+                raise _Late
             gate.enter()
             return {ref: oid(commit)}
 
@@ -212,6 +220,8 @@ class Remote:
             self._exchange(repo, target.push_url, target, action, gate)
         except _Stopped as error:
             return PushResult("refused", f"remote moved: {target.push_ref} is at {error.tip or 'nothing'}, not at {parent}")
+        except _Late:
+            return PushResult("late", "the look that decided had become too old before the ref update could be sent")
         except SendPackError as error:
             detail = error.args[0] if error.args else b""
             return _result("refused", detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail), said)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from kubectl_gpu_transition.report import clean
+from kubectl_gpu_transition.report import indented
 
 
 def write_line(stream: TextIO, text: str) -> None:
@@ -39,7 +39,7 @@ class StandardTerminal:
 
     def say(self, line: str) -> None:
         """One line of progress on stderr, stripped of control characters."""
-        write_line(sys.stderr, clean(line))
+        write_line(sys.stderr, indented(line, 4))
 
     def ask(self, lines: Iterable[str], expected: str) -> bool:
         """Ask for exactly ``expected`` on the terminal; end of input is a no."""

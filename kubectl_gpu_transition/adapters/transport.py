@@ -109,9 +109,14 @@ class Child:
         return self.process.stdout.read(size)
 
     def write(self, data: bytes) -> int:
+        """Hand over all of it. A far side that does not want the rest (a pack that is too large, say) has still something to say,
+        which is read next; if it has gone altogether, that read finds out."""
         assert self.process.stdin is not None
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
         return len(data)
 
     def can_read(self) -> bool:
@@ -130,8 +135,8 @@ class Child:
                 os.killpg(self.process.pid, signal.SIGKILL)
             else:
                 self.process.kill()
-        except ProcessLookupError:
-            pass
+        except (ProcessLookupError, PermissionError):
+            pass  # It has ended; macOS says so of a group by EPERM.
 
     def close(self) -> None:
         """Hang up and collect the child; one that does not end by itself is killed."""

@@ -73,7 +73,12 @@ class NodeWatch:
                 first = False
                 ended = self._watch(path, {**query, "resourceVersion": version}, view)
                 failures = 0 if ended else failures + 1
-            except Missing:
+            except Missing as missing:
+                if path != KUBEVIRTS:  # nodes and pods are always served: whoever said so is not the API server
+                    self._tell(broke=True, problem=missing.message)
+                    failures += 1
+                    self._closed.wait(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                    continue
                 self._put(path, {}, broke=not first)  # no such API: there are none of these, until the next look
                 first = False
                 self._closed.wait(WINDOW)

@@ -35,7 +35,7 @@ class Change:
 
 
 def read_index(repo: Repository) -> Index:
-    """The index of the work tree, empty where there is none; raises IndexError_ and OSError."""
+    """The index of the work tree, empty where there is none; raises BadIndex and OSError."""
     try:
         with open(os.path.join(repo.git_dir, "index"), "rb") as file:
             return parse_index(file.read())

@@ -502,6 +502,17 @@ def test_helpers_are_asked_as_git_asks_them(world: World) -> None:
         assert (found.user, found.password) == filled(world, url, PATH=path), title
 
 
+def test_a_password_in_a_helpers_command_is_no_argument_of_a_child(world: World) -> None:
+    seen = world.root / "seen"
+    show = "for p in $$ $PPID; do tr '\\\\0' ' ' < /proc/$p/cmdline; done; env"
+    (world.home / ".gitconfig").write_text(
+        f'[credential]\n\thelper = "!true hunter2; ({show}) > {seen}; echo username=a; echo password=b; :"\n'
+    )
+    found = ask(world, "https://git.example/x.git")
+    assert isinstance(found, credentials.Credential)
+    assert "PATH=" in seen.read_text() and "hunter2" not in seen.read_text()
+
+
 def test_a_helper_gets_the_path_only_where_it_is_to(world: World) -> None:
     asked = helper(world, "git-credential-first", "ada", "one").with_suffix(".asked")
     path = f"{world.home / 'bin'}:{world.env['PATH']}"

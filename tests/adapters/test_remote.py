@@ -355,6 +355,17 @@ def test_a_remote_that_can_not_unpack_is_a_refusal(world: World) -> None:
     assert refused(world).state == "refused"
 
 
+def test_a_large_push_that_is_refused_early_is_a_refusal(world: World) -> None:
+    """The remote stops reading long before the pack is sent; its report counts all the same."""
+    world.git("config", "receive.maxInputSize", "1000", cwd=world.remote)
+    fleet = world.fleet()
+    base = world.head()
+    commit = fleet.prepare_commit(base, RULE, os.urandom(1_500_000), MESSAGE, True)
+    result = fleet.push_commit(base, commit)
+    assert result.state == "refused", result
+    assert world.head(world.remote, "main") == base
+
+
 def test_a_lost_answer_is_unknown_and_the_tip_tells(world: World) -> None:
     world.hook("post-receive", "kill -9 $PPID; sleep 0.2")
     fleet = world.fleet()

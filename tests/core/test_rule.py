@@ -206,7 +206,7 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
     ),
     "a block in a list beside the rules": lambda mode: HEAD.replace("  rules:", "  x:\n" + GHOSTS + "  rules:") + block("gpu-1", mode),
     "a block in a list within a rule": lambda mode: HEAD + "  - x:\n" + GHOSTS + re.sub("(?m)^  ", "", block("gpu-1", mode)),
-    "a block in a quoted scalar": lambda mode: HEAD + "    - name: 'a\n" + block("ghost") + "      '\n" + block("gpu-1", mode),
+    "a block in a quoted scalar": lambda mode: HEAD + "    - name: 'a\n" + block("ghost") + "    '\n" + block("gpu-1", mode),
     "a block in a comment": lambda mode: HEAD + indent(GHOSTS, "#") + block("gpu-1", mode),
 }
 
@@ -258,7 +258,8 @@ def test_the_line_and_the_index_count_what_was_not_parsed() -> None:
     assert (find_block(text.encode(), "d").index, find_block(text.encode(), "d").line) == (3, 68)
 
 
-def test_the_parser_sees_this_nodes_block_and_what_the_generator_did_not_write_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_parser_sees_this_nodes_block_and_what_the_generator_did_not_write(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     class Watched(YAML):
@@ -267,9 +268,17 @@ def test_the_parser_sees_this_nodes_block_and_what_the_generator_did_not_write_a
             return super().compose(stream)
 
     monkeypatch.setattr(rule, "YAML", Watched)
-    text = HEAD + "".join(block(f"n{number}") for number in range(500))
-    edit_block(text.encode(), "n250", HAMI, VM, PATH)
-    assert seen == [HEAD + "    - x\n" + block("n250", mode) + "    - x\n" for mode in ("pod-hami", "vm-passthrough")]
+    text = HEAD + "".join(block(f"n{number}") + "    # caf\u00e9\n" * (number % 9 == 0) for number in range(500))
+    edit_block(text.replace("\n", end).encode(), "n250", HAMI, VM, PATH)
+    left = [HEAD + "    - x\n" + block("n250", mode) + "    - x\n" for mode in ("pod-hami", "vm-passthrough")]
+    assert [stream.replace(end, "\n") for stream in seen] == left
+
+
+def test_what_looks_like_a_block_is_read_as_what_it_is() -> None:
+    template = HEAD.replace("  rules:", " rules:") + " - labelsTemplate: |\n" + block("ghost") + re.sub("(?m)^   ", "", block())
+    assert find_other_writer(template.encode(), "gpu-1") == 10
+    with pytest.raises(RuleError, match=r"^line 21: not readable as YAML"):
+        find_block((HEAD + '    - name: "a\n' + block("ghost") + '    "\n' + block()).encode(), "gpu-1")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import jsonschema
 
 from tests.harness.kube import Json
-from tests.harness.world import ADMIN, Result, World, zipapp_path
+from tests.harness.world import ADMIN, ANNOTATION, Result, World, zipapp_path
 
 # Every check of the contract, in its order.
 CHECKS = (
@@ -52,6 +53,8 @@ _OUTCOMES = {
     4: {"failed-cordoned", "ended-elsewhere"},
     130: {"interrupted"},
 }
+
+_MANAGER = "kubectl-gpu-transition"
 
 Words = str | Iterable[str]
 
@@ -172,6 +175,36 @@ def without_times(text: str) -> str:
 
 
 # The world
+
+
+def transaction(world: World, **changes: Any) -> dict[str, Any]:
+    """The record of a transaction of the world's node, as an earlier run would have left it."""
+    return {
+        "v": 1,
+        "id": str(uuid.uuid4()),
+        "uid": world.node()["metadata"]["uid"],
+        "cluster": world.cluster,
+        "from": "pod-hami",
+        "to": "vm-passthrough",
+        "phase": "cordoned",
+        "base": world.fleet.head(),
+        "commit": None,
+        "started": "2026-01-02T03:04:05Z",
+        "by": "fleet operator@workstation",
+        "gpuResources": [],
+        "ignoreDraDrivers": [],
+        "requireAllocatable": False,
+        **changes,
+    }
+
+
+def leave_transaction(world: World, record: dict[str, Any], *, cordoned: bool = True) -> None:
+    """Put the record on the node, and the cordon, as the program writes them."""
+    text = json.dumps(record, separators=(",", ":"))
+    change: dict[str, Any] = {"metadata": {"annotations": {ANNOTATION: text}}}
+    if cordoned:
+        change["spec"] = {"unschedulable": True}
+    world.patch_node(change, manager=_MANAGER)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from typing import Any
 
 import jsonpatch
@@ -15,47 +14,18 @@ from tests.e2e.expect import (
     assert_only_read,
     assert_passes,
     assert_untouched,
+    leave_transaction,
     look,
     report_of,
     show,
     statuses,
+    transaction,
     without_times,
 )
 from tests.harness.gitservers import GitHttpServer
-from tests.harness.world import ANNOTATION, LABEL_ACTIVE, World, gpu_pod, rule_bytes
+from tests.harness.world import LABEL_ACTIVE, World, gpu_pod, rule_bytes
 
 FORMATS = ("text", "json", "yaml")
-PROGRAM = "kubectl-gpu-transition"
-
-
-def transaction(world: World, **changes: Any) -> dict[str, Any]:
-    """The record of a transaction of the world's node, as an earlier run would have left it."""
-    return {
-        "v": 1,
-        "id": str(uuid.uuid4()),
-        "uid": world.node()["metadata"]["uid"],
-        "cluster": world.cluster,
-        "from": "pod-hami",
-        "to": "vm-passthrough",
-        "phase": "cordoned",
-        "base": world.fleet.head(),
-        "commit": None,
-        "started": "2026-01-02T03:04:05Z",
-        "by": "fleet operator@workstation",
-        "gpuResources": [],
-        "ignoreDraDrivers": [],
-        "requireAllocatable": False,
-        **changes,
-    }
-
-
-def leave_transaction(world: World, record: dict[str, Any], *, cordoned: bool = True) -> None:
-    """Put the record on the node, and the cordon, as the program writes them."""
-    text = json.dumps(record, separators=(",", ":"))
-    change: dict[str, Any] = {"metadata": {"annotations": {ANNOTATION: text}}}
-    if cordoned:
-        change["spec"] = {"unschedulable": True}
-    world.patch_node(change, manager=PROGRAM)
 
 
 def load_yaml(data: bytes) -> Any:

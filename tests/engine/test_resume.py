@@ -519,7 +519,7 @@ def test_the_names_of_the_first_run_count_on_a_resume() -> None:
         ("cordon", ("cluster.patch_node", 2)),
         ("cordon", ("fleet.prepare_commit", 1)),
         ("cordon", ("fleet.push_commit", 1)),
-        ("announce", ("fleet.find_parent", 1)),
+        ("announce", ("fleet.is_same_change", 1)),
         ("announce", ("cluster.patch_node", 2)),
         ("announce", ("fleet.push_commit", 1)),
         ("announce", ("fleet.read_tip", 2)),

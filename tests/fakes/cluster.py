@@ -223,8 +223,12 @@ class Cluster:
         self._leave("read_gitops", call)
         return answer
 
-    def patch_node(self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False) -> NodeView:
+    def patch_node(
+        self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False, late: Callable[[], bool] | None = None
+    ) -> NodeView:
         call = self.steering.enter("cluster.patch_node")
+        if late is not None and late():
+            raise RefusedByServer("too-late", "the look is too old")
         assert name == self.name
         operations = copy.deepcopy(list(operations))
         kind = kind_of(operations, dry_run)
@@ -258,8 +262,9 @@ class Cluster:
         note(True)
         if call.is_fault("lost"):
             raise UnknownOutcome("patch-unknown", "the answer was lost", "look at the node")
+        answer = node_view(copy.deepcopy(node))
         call.done()
-        return node_view(copy.deepcopy(node))
+        return answer
 
     def _apply(self, stored: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
         # Servers pass a test against null for an absent path; jsonpatch does not, so none may be sent.
@@ -314,9 +319,10 @@ class FakeWatch:
         assert not self.closed
         if call.is_fault("fails", "lost", "refused"):
             return FakeSignal(broke=True, problem="the watch broke")
-        if self.cluster.problem is not None:
+        if (problem := self.cluster.problem) is not None:
             self.cluster.clock.pass_time(seconds)
-            return FakeSignal(broke=True, problem=self.cluster.problem.message) if seconds else None
+            self.shown = -1
+            return FakeSignal(broke=True, problem=problem.message) if seconds else None
         if self.shown == self.cluster.version and not self.extra:
             self.cluster.clock.pass_time(self.cluster.clock.until_next(seconds))
         answer = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kubectl_gpu_transition.failures import Refused
@@ -215,8 +216,19 @@ class Fleet:
         call.done()
         return answer
 
-    def push_commit(self, parent: str, commit: str) -> PushResult:
+    def is_same_change(self, commit: str, other: str) -> bool:
+        call = self._enter("is_same_change")
+        if call.is_fault("fails", "lost", "refused"):
+            return False
+        known = [self.commits[name] for name in (commit, other) if name in self.here | self.memory]
+        shapes = [(found.parent, found.tree, found.message.split(TRAILER)[-1]) for found in known]
+        call.done()
+        return len(shapes) == 2 and shapes[0] == shapes[1]
+
+    def push_commit(self, parent: str, commit: str, late: Callable[[], bool] | None = None) -> PushResult:
         call = self._enter("push_commit")
+        if late is not None and late():
+            return PushResult("late", "the look is too old")
         assert self.commits[commit].parent == parent
         assert commit in self.here | self.memory
         self.pushes.append((parent, commit, self.clock.monotonic()))

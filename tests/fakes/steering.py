@@ -95,7 +95,7 @@ class Steering:
         self.after: dict[tuple[str, int], Callable[[], None]] = {}
         self.dead = False
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what happens before a call may be another process's calls
 
     def revive(self) -> None:
         """A new process: it counts anew, and nothing is planned for it."""
