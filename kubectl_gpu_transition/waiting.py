@@ -184,6 +184,9 @@ class Wait:
         mode = read_rule_mode(tip.rule, self.session.request.node)
         if isinstance(mode, Problem):
             return [f"the rule at the tip can not be read: {mode.message}"]
+        transaction = self.session.transaction
+        if self.abandoning and transaction is not None and transaction.phase == "pushing" and tip.tip == transaction.base:
+            return ["the tip is back at the base of an announced push, which may still be in flight"]
         return [] if mode is self.goal.mode else [f"the tip's rule asks for {mode.value}: the change is being taken back"]
 
     # ------------------------------------------------------------ whose node it is

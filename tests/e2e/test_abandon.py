@@ -138,10 +138,34 @@ def test_a_node_without_a_transaction_has_nothing_to_give_up(world: World) -> No
     assert world.is_cordoned()
 
 
-def test_an_announced_push_can_not_be_given_up(world: World) -> None:
+def test_a_change_that_is_in_force_can_not_be_given_up(world: World) -> None:
     stop_after_push(world)
-    result = refuse(world, "a push was announced", "--resume-cordoned")
-    assert result.check("fleet-rule")["status"] == "fail"
+    refuse(world, "in force", "revert", check="fleet-rule")
+
+
+def test_an_announced_push_that_may_be_in_flight_can_not_be_given_up_until_another_commit_is_pushed(world: World) -> None:
+    left = stop_before_push(world)
+    announced = {**left, "phase": "pushing", "commit": "1" * 40}
+    annotate(world, announced)
+    refuse(world, "may still be in flight", "--resume-cordoned", "an empty one will do")
+    world.fleet.another_commit_by_somebody()
+    result = world.run("abandon", output="json")
+    assert result.code == 0, result
+    assert (world.mode(), world.is_cordoned(), world.annotation()) == ("pod-hami", False, None)
+
+
+def test_a_change_that_was_reverted_is_given_up_once_the_node_is_back_and_nobody_holds_a_gpu(world: World) -> None:
+    left = stop_after_push(world)
+    holder = world.add(gpu_pod("late", world.name, namespace="tenant-a"))
+    world.fleet.revert_by_somebody(world.fleet.commits_with(left["id"])[0])
+    world.player.flux.paused = False
+    running = world.start("abandon", output="json")
+    running.wait_for_stderr("holder tenant-a/Pod/late")
+    assert world.is_cordoned()
+    world.remove(holder)
+    result = running.wait()
+    assert result.code == 0, result
+    assert (world.mode(), world.is_cordoned(), world.annotation()) == ("pod-hami", False, None)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FOREIGN if kind != "another direction"])
