@@ -111,25 +111,16 @@ class Edit:
 def find_block(data: bytes, node: str) -> Block:
     """The one block of exactly this node, of the generated shape and agreeing with itself; else RuleError.
 
-    Whether another rule writes this node's labels is not asked here: see ``find_other_writer``.
+    Whether another rule writes this node's labels is not asked here but before an edit: what is in force stays readable.
     """
     return _Document(data, node).locate(node)[0]
-
-
-def find_other_writer(data: bytes, node: str) -> int | None:
-    """The line of a rule of this file, beside the node's block, that may write its mode labels; None where there is none.
-
-    A rule whose ``nodename`` match excludes the node by an ``In`` list does not (contract section 3, ``live-rule``).
-    Raises RuleError as ``find_block`` does.
-    """
-    document = _Document(data, node)
-    return document.other_writer(document.locate(node)[0])
 
 
 def edit_block(data: bytes, node: str, source: Mode, target: Mode, path: str) -> Edit:
     """Move the node's block from ``source`` to ``target``; ``path`` is the file's path in the repository, for the diff.
 
-    Raises RuleError as ``find_block`` does, ``drift`` for a block that is not in ``source``, ``other-writer`` (contract section 8).
+    Raises RuleError as ``find_block`` does, ``drift`` for a block that is not in ``source``, and ``other-writer`` for another rule of
+    the file that may write the node's labels: one whose ``nodename`` does not exclude the node by an ``In`` list (contract section 3).
     """
     document = _Document(data, node)
     block, value, spans = document.locate(node)

@@ -97,7 +97,10 @@ class Skips:
     def _forbid(self) -> list[str]:
         if os.environ.get("CI") != "true":
             return []
-        return [f"skipped, which CI does not allow: {nodeid}: {reason}" for nodeid, reason in sorted(self._other.items())]
+        complaints = [f"skipped, which CI does not allow: {nodeid}: {reason}" for nodeid, reason in sorted(self._other.items())]
+        if os.environ.get("KGT_REQUIRE_REAL") and self._e2e and not any("[real" in nodeid for nodeid in self._ran):
+            complaints.append("no test ran on the real control plane, and it was demanded")
+        return complaints
 
     def _is_whole(self) -> bool:
         """Whether all end-to-end tests were asked for, so that a listed test that did not run no longer exists."""

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from kubectl_gpu_transition import rule
 from kubectl_gpu_transition.modes import Mode
-from kubectl_gpu_transition.rule import Block, Edit, RuleError, edit_block, find_block, find_other_writer, list_blocks, object_name
+from kubectl_gpu_transition.rule import Block, Edit, RuleError, edit_block, find_block, list_blocks, object_name
 
 HAMI, DRA, VM = Mode.POD_HAMI, Mode.POD_HAMI_DRA, Mode.VM_PASSTHROUGH
 CONFIG = {"pod-hami": "container", "pod-hami-dra": "container", "vm-passthrough": "vm-passthrough", "vm-vgpu": "vm-vgpu"}
@@ -276,7 +276,8 @@ def test_the_parser_sees_this_nodes_block_and_what_the_generator_did_not_write(e
 
 def test_what_looks_like_a_block_is_read_as_what_it_is() -> None:
     template = HEAD.replace("  rules:", " rules:") + " - labelsTemplate: |\n" + block("ghost") + re.sub("(?m)^   ", "", block())
-    assert find_other_writer(template.encode(), "gpu-1") == 10
+    with pytest.raises(RuleError, match=r"^line 10: this rule may write"):
+        edit_block(template.encode(), "gpu-1", HAMI, VM, PATH)
     with pytest.raises(RuleError, match=r"^line 21: not readable as YAML"):
         find_block((HEAD + '    - name: "a\n' + block("ghost") + '    "\n' + block()).encode(), "gpu-1")
 
@@ -548,7 +549,6 @@ def test_another_writer_of_the_labels_is(title: str, place: str) -> None:
     text = HEAD + (WRITERS[title] + block() if place == "before" else block() + WRITERS[title])
     line = text[: text.index("# here")].count("\n") + 1
     assert find_block(text.encode(), "gpu-1").mode is HAMI
-    assert find_other_writer(text.encode(), "gpu-1") == line
     with pytest.raises(RuleError, match=f"line {line}: this rule may write") as caught:
         edit_block(text.encode(), "gpu-1", HAMI, VM, PATH)
     assert (caught.value.kind, caught.value.line) == ("other-writer", line)
@@ -557,7 +557,6 @@ def test_another_writer_of_the_labels_is(title: str, place: str) -> None:
 @pytest.mark.parametrize("title", BYSTANDERS)
 def test_no_writer_of_the_labels_is(title: str) -> None:
     text = HEAD + BYSTANDERS[title] + block()
-    assert find_other_writer(text.encode(), "gpu-1") is None
     assert moved(text).block.index == 1
 
 

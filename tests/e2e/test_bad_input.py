@@ -60,39 +60,22 @@ def assert_usage(world: World, result: Result, *words: str) -> None:
 # Words
 
 
-def leave_out(*names: str) -> dict[str, Any]:
-    return dict.fromkeys(names)
-
-
 WORDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown mode to go to": ({"to": "vm-pass"}, ("--to", "'vm-pass'", "pod-hami, pod-hami-dra, vm-passthrough")),
     "an unknown mode to come from": ({"from_": "none"}, ("--from", "'none'", "pod-hami, pod-hami-dra, vm-passthrough")),
-    "a mode in capitals": ({"to": "VM-PASSTHROUGH"}, ("--to", "'VM-PASSTHROUGH'")),
     "equal modes": ({"to": "pod-hami"}, ("--from", "--to", "pod-hami", "different")),
-    "no mode to go to": (leave_out("to"), ("--to",)),
-    "no mode to come from": (leave_out("from_"), ("--from",)),
-    "no node": (leave_out("node"), ("NODE",)),
+    "no node": ({"node": None}, ("NODE",)),
     "a node that is no name": ({"node": "GPU_1"}, ("NODE", "'GPU_1'")),
-    "a node that is a path": ({"node": "../gpu-1"}, ("NODE", "'../gpu-1'")),
-    "a node with a name too long": ({"node": "a" * 254}, ("NODE",)),
     "a cluster that leaves the fleet": ({"cluster": "../dc1"}, ("CLUSTER", "'../dc1'")),
-    "a cluster with a slash too many": ({"cluster": "eu//dc1"}, ("CLUSTER", "'eu//dc1'")),
-    "a cluster in capitals": ({"cluster": "DC1"}, ("CLUSTER", "'DC1'")),
     "a timeout that is no duration": ({"timeout": "soon"}, ("--timeout", "'soon'", "15m")),
-    "a timeout without a unit": ({"timeout": "15"}, ("--timeout", "'15'")),
-    "a timeout of nothing": ({"timeout": "0s"}, ("--timeout", "'0s'")),
-    "a timeout below nothing": ({"timeout": "-1m"}, ("--timeout",)),
     "a settle time that is too short": ({"settle": "500ms"}, ("--settle", "'500ms'", "1s")),
     "a request timeout that is no duration": ({"request_timeout": "30"}, ("--request-timeout", "'30'")),
     "a git timeout that is no duration": ({"git_timeout": "1d"}, ("--git-timeout", "'1d'")),
-    "a resource that is no name": ({"gpu_resource": "gpu of mine"}, ("--gpu-resource", "'gpu of mine'")),
     "more resources than fit": ({"gpu_resource": [f"example.com/gpu-{number}" for number in range(17)]}, ("--gpu-resource", "16")),
-    "a reason of two lines": ({"reason": "one\ntwo"}, ("--reason",)),
     "a token instead of the name of its variable": ({"token_env": "ghp-1234/5678"}, ("--token-env", "NAME")),
     "a variable for the token that is not set": ({"token_env": "FLEET_TOKEN"}, ("--token-env", "FLEET_TOKEN")),
     "an unknown format": ({"output": "wide"}, ("--output", "'wide'")),
     "an unknown option": ({"force": True}, ("--force",)),
-    "an option cut short": ({"resume": True}, ("--resume",)),
 }
 
 
@@ -106,32 +89,22 @@ def test_words_that_are_wrong(kept_world: World, options: Mapping[str, Any], wor
 
 KUBECTL = {
     "--as": "admin",
-    "--as-group": "admins",
-    "--as-uid": "1",
-    "--cache-dir": "/tmp",
-    "--certificate-authority": "ca.crt",
-    "--client-certificate": "me.crt",
-    "--client-key": "me.key",
-    "--cluster": "dc1",
-    "--insecure-skip-tls-verify": "true",
-    "--namespace": "default",
     "--server": "https://127.0.0.1:1",
-    "--tls-server-name": "dc1",
-    "--token": "s3cret",
-    "--user": "admin",
-    "-n": "default",
     "-s": "https://127.0.0.1:1",
+    "--token": "s3cret",
+    "--cluster": "dc1",
+    "--user": "admin",
+    "--namespace": "default",
+    "--insecure-skip-tls-verify": "true",
     "--dry-run": "server",
 }
 
 
-@pytest.mark.parametrize("flag", KUBECTL)
-def test_kubectls_own_flags_are_refused_by_name(kept_world: World, flag: str) -> None:
-    """With what to use instead, in both ways to write a value."""
-    instead = {"--dry-run": "preview", "-n": "no namespace", "--namespace": "no namespace"}.get(flag, "kubeconfig")
-    words = [[flag, KUBECTL[flag]]] if flag.startswith("-n") or flag == "-s" else [[flag, KUBECTL[flag]], [f"{flag}={KUBECTL[flag]}"]]
-    for added in words[-1:]:
-        result = kept_world.run("preview", *added)
+def test_kubectls_own_flags_are_refused_by_name(kept_world: World) -> None:
+    """With what to use instead, whichever way the value is written."""
+    for number, (flag, value) in enumerate(KUBECTL.items()):
+        result = kept_world.run("preview", *([flag, value] if number % 2 else [f"{flag}={value}"]))
+        instead = {"--dry-run": "preview", "--namespace": "no namespace"}.get(flag, "kubeconfig")
         assert_usage(kept_world, result, f"{flag} is kubectl's", instead)
         assert "s3cret" not in result.err
 
@@ -140,7 +113,7 @@ def test_no_command_like_that(kept_world: World) -> None:
     assert_usage(kept_world, kept_world.run("drain", "dc1", "gpu-1"), "'drain'", "--help")
 
 
-@pytest.mark.parametrize("arguments", [[], ["help"], ["-h"], ["--help"], ["preview", "--help"], ["apply", "-h"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [[], ["help"], ["-h"], ["preview", "--help"]], ids=" ".join)
 def test_help_is_no_error(zipapp: Path, tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, zipapp, *arguments], capture_output=True, text=True, env=clean_environment(tmp_path), check=False
@@ -465,6 +438,22 @@ def test_the_nodes_name_goes_on(world: World) -> None:
     assert world.mode() == "vm-passthrough" and not world.is_cordoned()
 
 
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"], ids=["closed", "full"])
+def test_a_question_that_nobody_could_see_is_not_answered(kept_world: World, redirection: str) -> None:
+    """Standard input is a terminal, but standard error leads nowhere."""
+    before = look(kept_world)
+    terminal, source = os.openpty()
+    try:
+        os.write(terminal, b"gpu-1\n")
+        done = run_with(kept_world, redirection, "apply", stdin=source, yes=None)
+    finally:
+        os.close(terminal)
+        os.close(source)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["id"] == "not-confirmed"
+    assert_untouched(kept_world, before)
+
+
 def test_nobody_is_asked_where_a_check_fails(kept_world: World) -> None:
     kept_world.cordon()
     result = kept_world.run("apply", "-o", "json", yes=None, tty=True)
@@ -502,12 +491,15 @@ def test_a_clean_run_says_nothing_wrong_on_standard_error(kept_world: World, out
     assert "error" not in result.err and "Traceback" not in result.err and "Warning" not in result.err
 
 
-def run_with(world: World, redirection: str, command: str = "preview", **options: Any) -> subprocess.CompletedProcess[str]:
+def run_with(
+    world: World, redirection: str, command: str = "preview", *, stdin: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run the program from a shell that redirects its streams."""
     words = [sys.executable, str(zipapp_path()), *world.arguments(command, "-o", "json", **options)]
     environment = {**clean_environment(world.home), "TMPDIR": str(world.scratch)}
     script = f"exec {shlex.join(words)} {redirection}"
-    return subprocess.run(["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    command_line = ["/bin/sh", "-c", script]
+    return subprocess.run(command_line, stdin=stdin, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 STREAMS = {
