@@ -25,16 +25,16 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.10
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: help test unit dist demo lint format typecheck lock clean
+.PHONY: help test unit dist demo readme lint format typecheck lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 # The tests run the kubectl of the environment.
-test demo: export PATH := $(CURDIR)/$(BIN):$(PATH)
+test demo readme: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 test: unit $(ARCHIVE) ## everything: unit tests, then adapters, command line, archive and end to end (KUBEBUILDER_ASSETS: on a real control plane too)
-	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/core --ignore tests/engine
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/core --ignore tests/engine
 
 unit: $(STAMP) ## the tests of the core and the engine, in seconds
 	$(BIN)/python -m pytest -n $(JOBS) tests/core tests/engine
@@ -47,6 +47,9 @@ $(ARCHIVE): $(STAMP) $(SOURCES) $(PACKAGING)
 
 demo: $(ARCHIVE) ## watch one whole transition on a simulated cluster
 	$(BIN)/python -m tests.demo
+
+readme: $(ARCHIVE) ## write the worked run of README.md anew from a real one
+	$(BIN)/python -m tests.readme
 
 lint: $(STAMP) ## look for mistakes and for other than the agreed layout
 	$(BIN)/ruff check $(RUFF) $(RULES) .

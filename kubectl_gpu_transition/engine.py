@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from kubectl_gpu_transition import plan, resume
 from kubectl_gpu_transition.checks import Look, evaluate, evaluate_abandon, is_at_target, judge_fleet_cluster, moot_checks, node_checks
@@ -374,11 +375,21 @@ class Engine:
                 session.stop_if_interrupted()
                 session.adopt(transaction, record)
                 try:
-                    # A record that nobody else can have written proves the write, also on a node that was uncordoned right after.
-                    write_node(session, node, cordon_patch(node, record), cordoned_under(record), versioned=True, wrote=carries(record))
+                    write_node(
+                        session,
+                        node,
+                        cordon_patch(node, record),
+                        cordoned_under(record),
+                        versioned=True,
+                        # A record that nobody else can have written proves the write, also on a node that was uncordoned right after.
+                        wrote=carries(record),
+                        late=partial(self._is_stale, look),
+                    )
                 except (LostGuard, RefusedByServer, Forbidden, NodeGone) as failure:
                     if not session.in_hands:
                         session.transaction, self.outcome.transaction = None, None
+                    if failure.id == "too-late":  # it was not sent: the server was busy until the look had become too old
+                        continue
                     if not isinstance(failure, LostGuard):
                         raise
                     look = self._check_again(look, read_same_node(session, node))
@@ -400,7 +411,7 @@ class Engine:
             transaction = self._draft(look, node, transaction_id)
             encode(transaction)  # a record that is too long is told here
             push.prepare_first(look, look.edit, transaction)
-            if self.session.clock.monotonic() - look.observation.taken <= STALE:
+            if not self._is_stale(look):
                 return look, transaction
             again = self._preflight()
             if again is None:
@@ -411,6 +422,9 @@ class Engine:
             f"{CORDON_TRIES} looks at cluster and fleet were each older than {STALE:.0f} s before the node could be cordoned",
             "see with -v which server is so slow",
         )
+
+    def _is_stale(self, look: Look) -> bool:
+        return self.session.clock.monotonic() - look.observation.taken > STALE
 
     def _check_again(self, look: Look, node: NodeView) -> Look:
         """The same look with a node that changed under us, after the node checks on it. Raises Refused."""

@@ -135,4 +135,5 @@ def find_in_branch_command(request: Request, transaction_id: str) -> str:
 def describe_transaction(transaction: Transaction) -> str:
     """One line for people."""
     where = f"{transaction.source.value} to {transaction.target.value} in {transaction.cluster}"
-    return f"{transaction.id} ({where}, {transaction.phase}, since {transaction.started}, by {transaction.by})"
+    # Anybody may have written the record: what it says stays on this line.
+    return " ".join(f"{transaction.id} ({where}, {transaction.phase}, since {transaction.started}, by {transaction.by})".split())

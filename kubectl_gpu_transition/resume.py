@@ -174,7 +174,7 @@ def _what(claim: Claim) -> str:
         "uid": "made for another node of this name",
         "unreadable": "not readable",
     }
-    shown = plan.describe_transaction(claim.transaction) if claim.transaction else claim.text[:200]
+    shown = plan.describe_transaction(claim.transaction) if claim.transaction else " ".join(claim.text[:200].split())
     return f"{reasons[claim.kind]}: {shown}"
 
 

@@ -124,7 +124,8 @@ def _waiting(status: Mapping[str, Any], what: str) -> str | None:
             ended = _mapping(state.get("terminated"), f"{what} terminated")
             label = "init container" if kind.startswith("init") else "container"
             if waiting:
-                text = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
+                # Whoever runs the container has written it: it stays on one line.
+                text = ": ".join(" ".join(str(waiting[key]).split()) for key in ("reason", "message") if waiting.get(key))
                 return f"{label} {raw.get('name')} waiting: {text or 'no reason given'}"
             if ended and ended.get("exitCode") not in (None, 0):
                 return f"{label} {raw.get('name')} ended with exit code {ended['exitCode']} ({ended.get('reason') or 'no reason given'})"

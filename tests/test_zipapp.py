@@ -18,6 +18,8 @@ from ruamel.yaml import YAML
 
 import kubectl_gpu_transition
 
+pytestmark = pytest.mark.xdist_group("zipapp")  # in one process: it is built once for all of them
+
 ROOT = Path(__file__).parents[1]
 EXECUTABLE = "kubectl-gpu_transition"
 

@@ -49,7 +49,7 @@ class StandardTerminal:
             sys.stderr.write(f"Type the node's name to go on ({expected}): ")
             sys.stderr.flush()
             answer = sys.stdin.readline()
-        except (AttributeError, OSError, ValueError):  # a stream that is closed: nobody was asked
+        except (OSError, ValueError):
             return False
         if not (answer.endswith("\n") and sys.stderr.isatty()):  # no terminal has ended the line
             write_line(sys.stderr, "")

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import jsonpatch
 import pytest
@@ -263,7 +264,7 @@ def test_the_parser_sees_this_nodes_block_and_what_the_generator_did_not_write(e
     seen: list[str] = []
 
     class Watched(YAML):
-        def compose(self, stream: str) -> object:
+        def compose(self, stream: Any) -> Any:
             seen.append(stream)
             return super().compose(stream)
 

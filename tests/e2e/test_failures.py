@@ -316,6 +316,43 @@ def test_a_push_that_an_http_server_does_not_answer(world: World, how: Any) -> N
         assert_resumes(world, result)
 
 
+def test_a_token_that_is_revoked_before_the_push(world: World, proxy: FaultProxy) -> None:
+    """The exchange ended before anything was sent, so the push has failed for certain."""
+    token = {"FLEET_TOKEN": "first"}
+    with GitHttpServer(world.fleet.root, users={"git": "first"}) as server:
+        follow_url(world, f"{server.url.replace('://', '://git@')}/remote.git")
+        proxy.on("patch", NODE, when=is_announcement, times=1, before=lambda _: server.users.update(git="second"))
+        result = apply(world, env=token, token_env="FLEET_TOKEN")
+        assert_safe(world, result, "push-rejected")
+        assert "rejected the credential" in failure_lines(result)[0]
+        assert "first" not in result.out + result.err
+        assert_resumes(world, result, env={"FLEET_TOKEN": "second"})
+
+
+def test_the_text_of_a_failure(world: World) -> None:
+    world.fleet.hook("pre-receive", REJECT)
+    result = world.run("apply")
+    assert result.code == 4
+    lines = result.out.rstrip("\n").split("\n")
+    words = [(line.split()[0], line.split()[1]) for line in lines if line.startswith(("DONE", "FAIL", "SKIP"))]
+    assert words == [
+        ("DONE", "preflight"),
+        ("DONE", "cordon"),
+        ("DONE", "recheck"),
+        ("DONE", "edit"),
+        ("FAIL", "push"),
+        ("SKIP", "wait"),
+        ("SKIP", "uncordon"),
+    ]
+    assert lines[-1].startswith("failed-cordoned: the remote refused the push: ")
+    assert "no pushes today" in lines[-1]
+    lines = failure_lines(result)
+    assert lines[0] == f"error: {result.out.rstrip().rpartition('failed-cordoned: ')[2]}"
+    assert_says_what_is_true(lines, world.name)
+    assert lines[-2] == "Do not uncordon it by hand; go on with:"
+    assert lines[-1].startswith("  kubectl gpu-transition apply dc1 gpu-1 ")
+
+
 def test_a_slow_hook_leaves_the_push_unknown_and_a_resume_finds_it_landed(world: World) -> None:
     hook = world.fleet.hook("pre-receive", sleep_hook(4))
     with GitHttpServer(world.fleet.root) as server:
@@ -472,6 +509,30 @@ def test_a_signal_before_the_cordon_ends_the_run_with_nothing_done(world: World,
     assert (result.code, report["outcome"], report["resumeCommand"]) == (130, "interrupted", None)
     assert world.writes() == []
     assert without_objects(world.fleet.snapshot()) == without_objects(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [(is_cordon, "cordoned"), (is_announcement, "pushing")],
+    ids=["after-the-cordon", "after-the-announcement"],
+)
+def test_a_run_that_is_killed(world: World, proxy: FaultProxy, kind: Callable[[Any], bool], phase: str) -> None:
+    """No handler runs, and nothing needs a clean-up: the next run goes on from what it finds."""
+    before = world.fleet.snapshot()
+    rule = proxy.on("patch", NODE, when=kind, times=1, after=lambda _: running.kill())
+    running = world.start("apply", "-o", "json")
+    rule.wait()
+    world.wait_until(lambda: not running.is_running, "the end")
+    left = world.annotation() or {}
+    assert (world.is_cordoned(), left["phase"], world.fleet.transition_commits()) == (True, phase, [])
+    lock = ".git/gpu-transition.lock"  # nobody holds it any more
+    assert {**without_objects(world.fleet.snapshot()), lock: ""} == {**without_objects(before), lock: ""}
+
+    result = apply(world, resume_cordoned=True)
+
+    record = assert_completed(world, result, resumed=True)
+    assert record["id"] == left["id"]
+    assert left["commit"] in (None, record["commit"])
 
 
 @pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")], ids="-".join)

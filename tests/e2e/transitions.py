@@ -251,6 +251,8 @@ def assert_safe(
     assert is_warned is schedulable, lines[0]
     assert lines[int(is_warned)] == f"error: {report['error']['message']}"
     assert_says_what_is_true(lines, name)
+    if pushed:  # the way back, where the target can not come up
+        assert f"git -C {world.fleet.checkout} revert {world.fleet.commits_with(record['id'])[0]}" in "\n".join(lines)
     assert lines[-1].strip() == report["resumeCommand"]
     words = shlex.split(lines[-1])
     assert words[:5] == ["kubectl", "gpu-transition", "apply", world.cluster, name]

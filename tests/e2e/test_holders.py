@@ -1,0 +1,216 @@
+"""The check ``holders`` (contract section 5): who holds a GPU on the node, by controller, and who does not.
+
+States that a server's own admission would not let in, or that not every version knows, come from a proxy that adds them to an answer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.e2e.expect import assert_blocked, assert_only_read, assert_untouched, look
+from tests.e2e.states import Make, Row, nothing, preview
+from tests.harness.faultproxy import FaultProxy
+from tests.harness.kube import Json
+from tests.harness.world import KUBEVIRTS, POD_RESOURCE, VM_RESOURCE, World, gpu_pod, pod
+
+
+@dataclass(frozen=True)
+class Held:
+    """A pod that holds, and the one holder that it makes: ``namespace/kind/name`` and its resources."""
+
+    make: Make
+    holder: str
+    resources: tuple[str, ...] = (POD_RESOURCE,)
+    remedy: str = ""
+    terminating: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def assert_held(world: World, row: Held, **options: Any) -> None:
+    """The check ``holders`` alone stops a preview, and the report has this one holder."""
+    before = look(world)
+    result = world.run("preview", "-o", "json", **{**row.options, **options})
+    check = assert_blocked(result, "holders", (row.holder, *row.resources), row.remedy)
+    assert "--force" not in check["remedy"] and "grace-period" not in check["remedy"]
+    (found,) = result.report["holders"]
+    assert f"{found['namespace']}/{found['kind']}/{found['name']}" == row.holder
+    assert tuple(found["resources"]) == row.resources
+    assert (found["terminating"], found["bound"]) == (row.terminating, True)
+    assert len(found["pods"]) == 1
+    assert_only_read(world, before)
+    assert_untouched(world, before)
+
+
+def terminate(world: World) -> None:
+    """A pod that is deleted, and whose containers take their time."""
+    world.player.kubelet.behave("tenant-a/holder", stop="never")
+    world.remove(world.add(gpu_pod("holder", "gpu-1", phase="Running")), grace=None)
+
+
+def permit(world: World, resource: str) -> None:
+    permitted = {"pciHostDevices": [{"pciVendorSelector": "1002:74A1", "resourceName": resource}]}
+    world.kube.patch(f"{KUBEVIRTS}/kubevirt", {"spec": {"configuration": {"permittedHostDevices": permitted}}})
+
+
+def sidecar(name: str, resources: Json) -> Json:
+    return {"name": name, "image": "registry.example.com/side:1", "resources": resources}
+
+
+ONE = {"limits": {POD_RESOURCE: "1"}, "requests": {POD_RESOURCE: "1"}}
+HOLDER, MACHINE = "tenant-a/Pod/holder", "tenant-a/VirtualMachineInstance/vm-1"
+OWN = "example.com/accelerator"
+TRAINING = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "training", "uid": "00000000-0000-4000-8000-000000000001"}}
+
+
+def odd_pod(**spec: Any) -> Json:
+    """A running pod without a GPU in its own container."""
+    return pod("holder", "gpu-1", phase="Running", **spec)
+
+
+def held(table: Mapping[str, Held]) -> Any:
+    """As ``rows``, for holders."""
+    return pytest.mark.parametrize("row", list(table.values()), ids=list(table))
+
+
+def gpu(resource: str = POD_RESOURCE, **changes: Any) -> Make:
+    """Add a running pod that asks for one of the resource."""
+    return lambda world: world.add(gpu_pod("holder", world.name, resource=resource, **{"phase": "Running", **changes}))
+
+
+@held(
+    {
+        "a container": Held(gpu(), HOLDER, remedy="kubectl delete pod -n tenant-a holder"),
+        "a container that has not started": Held(gpu(phase="Pending"), HOLDER),
+        "an init container": Held(lambda world: world.add(odd_pod(initContainers=[sidecar("init", ONE)])), HOLDER),
+        "a resource beginning with requests": Held(gpu("requests.nvidia.com/gpu"), HOLDER, ("requests.nvidia.com/gpu",)),
+        "a GPU of Intel": Held(gpu("gpu.intel.com/i915"), HOLDER, ("gpu.intel.com/i915",)),
+        "a GPU of AMD": Held(gpu("amd.com/gpu"), HOLDER, ("amd.com/gpu",)),
+        "a resource that --gpu-resource names": Held(gpu(OWN), HOLDER, (OWN,), options={"gpu_resource": ["example.com/other", OWN]}),
+        "a pod that is terminating": Held(terminate, HOLDER, remedy="wait for it", terminating=True),
+        "a pod of a StatefulSet": Held(gpu(owner=TRAINING), "tenant-a/StatefulSet/training", remedy="statefulset/training --replicas=0"),
+        "a GPU VM, to be stopped": Held(lambda world: world.add_vm(), MACHINE, (VM_RESOURCE,), "virtctl stop vm-1 -n tenant-a"),
+        "a VM with a host device of any domain that KubeVirt permits": Held(
+            lambda world: (permit(world, OWN), world.add_vm(device=OWN)), MACHINE, (OWN,), "virtctl stop vm-1 -n tenant-a"
+        ),
+    }
+)
+def test_holders(kept_world: World, row: Held) -> None:
+    row.make(kept_world)
+    assert_held(kept_world, row)
+
+
+@pytest.mark.needs("resource.k8s.io/v1")
+def test_a_claim_that_a_pod_names_makes_it_a_holder(kept_world: World) -> None:
+    kept_world.add(odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu-claim"}]))
+    assert_held(kept_world, Held(nothing, HOLDER, ("claim gpu",)))
+
+
+@pytest.mark.world(nodes={"gpu-1": "pod-hami", "gpu-2": "pod-hami"})
+def test_who_is_no_holder(world: World) -> None:
+    """Pods without a GPU, with none of it, finished, with a resource that nobody called a GPU, or on another node."""
+    world.add(pod("plain", "gpu-1", phase="Running"))
+    world.add(gpu_pod("zero", "gpu-1", count=0, phase="Running"))
+    world.add(gpu_pod("succeeded", "gpu-1", phase="Succeeded"))
+    world.add(gpu_pod("failed", "gpu-1", phase="Failed"))
+    world.add(gpu_pod("other-resource", "gpu-1", resource=OWN, phase="Running"))
+    world.add(gpu_pod("network", "gpu-1", resource="intel.com/sriov", phase="Running"))
+    world.add(gpu_pod("elsewhere", "gpu-2", phase="Running"))
+    preview(world, Row(nothing), "holders")
+
+
+def test_holders_are_shown_by_controller_and_in_order(kept_world: World) -> None:
+    for number in (2, 1):
+        kept_world.add(gpu_pod(f"training-{number}", "gpu-1", owner=TRAINING, phase="Running"))
+    kept_world.add(gpu_pod("zz", "gpu-1", namespace="tenant-b", phase="Running"))
+    kept_world.add(gpu_pod("aa", "gpu-1", resource="nvidia.com/gpucores", phase="Running"))
+    result = kept_world.run("preview", "-o", "json")
+    check = assert_blocked(result, "holders", "3 ")
+    found = [(holder["namespace"], holder["kind"], holder["name"], holder["pods"]) for holder in result.report["holders"]]
+    assert found == [
+        ("tenant-a", "Pod", "aa", ["aa"]),
+        ("tenant-a", "StatefulSet", "training", ["training-1", "training-2"]),
+        ("tenant-b", "Pod", "zz", ["zz"]),
+    ]
+    places = [check["message"].index(name) for name in ("Pod/aa", "StatefulSet/training", "Pod/zz")]
+    assert places == sorted(places)
+
+
+# Through the proxy
+
+
+@pytest.fixture
+def proxy(kept_world: World) -> Iterator[FaultProxy]:
+    with FaultProxy(kept_world.backend) as proxy:
+        yield proxy
+
+
+def serve(proxy: FaultProxy, made: Json) -> None:
+    """Add a pod to every list of pods."""
+    made = copy.deepcopy(made)
+    made["metadata"] |= {"uid": "00000000-0000-4000-8000-000000000002", "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+
+    def extend(code: int, body: Any) -> tuple[int, Any]:
+        return code, {**body, "items": [*body["items"], made]}
+
+    proxy.on("list", "^/api/v1/pods$", rewrite=extend)
+
+
+def whole(made: Json) -> Json:
+    """The pod with a GPU for all its containers together."""
+    return {**made, "spec": {**made["spec"], "resources": ONE}}
+
+
+def still_running(phase: str) -> Json:
+    """A pod whose phase says finished and whose container says otherwise."""
+    made = gpu_pod("holder", "gpu-1", phase="Running")
+    made["status"]["phase"] = phase
+    return made
+
+
+@held(
+    {
+        "an ephemeral container": Held(lambda _: odd_pod(ephemeralContainers=[sidecar("debug", ONE)]), HOLDER),
+        "the overhead of the pod": Held(lambda _: odd_pod(overhead={POD_RESOURCE: "1"}), HOLDER),
+        "a sidecar": Held(lambda _: odd_pod(initContainers=[{**sidecar("side", ONE), "restartPolicy": "Always"}]), HOLDER),
+        "requests alone": Held(lambda _: odd_pod(initContainers=[sidecar("init", {"requests": {POD_RESOURCE: "1"}})]), HOLDER),
+        "limits alone": Held(lambda _: odd_pod(initContainers=[sidecar("init", {"limits": {POD_RESOURCE: "1"}})]), HOLDER),
+        "a fraction of a GPU": Held(lambda _: odd_pod(overhead={POD_RESOURCE: "500m"}), HOLDER),
+        "the resources of the pod as a whole": Held(lambda _: whole(odd_pod()), HOLDER),
+        "a claim from a template": Held(
+            lambda _: odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpus"}]), HOLDER, ("claim gpu",)
+        ),
+        "a succeeded pod whose container runs": Held(lambda _: still_running("Succeeded"), HOLDER),
+        "a failed pod whose container runs": Held(lambda _: still_running("Failed"), HOLDER),
+        "a pod of which nothing is known": Held(lambda _: still_running("Unknown"), HOLDER),
+    }
+)
+def test_holders_of_other_shapes(kept_world: World, proxy: FaultProxy, row: Held) -> None:
+    serve(proxy, row.make(kept_world))
+    assert_held(kept_world, row, kubeconfig=kept_world.through(proxy))
+
+
+def test_a_zero_in_any_writing_is_no_holder(kept_world: World, proxy: FaultProxy) -> None:
+    zeros = [sidecar(f"init-{number}", {"limits": {POD_RESOURCE: zero}}) for number, zero in enumerate(("0", "0Gi", "0.0", "0m", "0e3"))]
+    serve(proxy, odd_pod(overhead={POD_RESOURCE: "0"}, initContainers=zeros))
+    preview(kept_world, Row(nothing, options={"kubeconfig": kept_world.through(proxy)}), "holders")
+
+
+def test_a_holder_on_a_later_page_is_found(kept_world: World, proxy: FaultProxy) -> None:
+    """A continue token that has expired starts over."""
+    kept_world.add(gpu_pod("holder", "gpu-1", phase="Running"))
+    everything = kept_world.kube.get("/api/v1/pods", fieldSelector="spec.nodeName=gpu-1")
+    *first, last = everything["items"]
+    assert first and last["metadata"]["name"] == "holder"
+    page, rest = ({**everything, "items": items} for items in (first, [last]))
+    page["metadata"] = {**page["metadata"], "continue": "more"}
+    expired = proxy.on("list", "/pods$", when=lambda request: "continue" in request.query, times=1, reply=(410, None))
+    second = proxy.on("list", "/pods$", when=lambda request: request.query.get("continue") == "more", reply=(200, rest))
+    proxy.on("list", "/pods$", reply=(200, page))
+    result = kept_world.run("preview", "-o", "json", kubeconfig=kept_world.through(proxy))
+    assert_blocked(result, "holders", HOLDER)
+    assert len(expired.fired) == len(second.fired) == 1
