@@ -69,7 +69,10 @@ class KubeCluster:
         read_timeout: float | None = None,
         late: Callable[[], bool] | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        """One request, once; not at all (RefusedByServer) where ``late`` says so once the credentials are there. Raises ServerStatus for an answer that is not 2xx, urllib3's errors for no answer."""
+        """One request, once; not at all (RefusedByServer) where ``late`` says so once the credentials are there.
+
+        Raises ServerStatus for an answer that is not 2xx, urllib3's errors for no answer, Forbidden where there is no credential.
+        """
         url = f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
         timeout = urllib3.Timeout(connect=self.timeout, read=read_timeout or self.timeout)
         for attempt in range(2):
@@ -96,7 +99,10 @@ class KubeCluster:
         return response
 
     def _read(self, path: str, query: dict[str, str] | None = None) -> Any:
-        """GET as JSON; tried again on no answer, 429 and 5xx. Raises Missing (404), Forbidden, Unreachable, Malformed; ServerStatus for 410."""
+        """GET as JSON; tried again on no answer, 429 and 5xx.
+
+        Raises Missing (404), Forbidden, Unreachable, Malformed; ServerStatus for 410.
+        """
         failure: Failure | None = None
         for attempt in range(_TRIES):
             if attempt:

@@ -2,8 +2,8 @@
 
 The client library finds the context; the rest is done here, because its loader only logs a credential plugin that fails and
 then goes on anonymously, does not renew certificates from one, ignores ``proxy-url``, and writes inline client keys to files.
-A feature that is not supported is refused by name. Keys stay off the disk: they reach the TLS library through anonymous memory, or, where a system has none, through a file
-that is removed before anything is sent.
+A feature that is not supported is refused by name. Keys stay off the disk: they reach the TLS library through anonymous
+memory, or, where a system has none, through a file that is removed before anything is sent.
 """
 
 from __future__ import annotations

@@ -995,7 +995,8 @@ def allowed(kube: Kube) -> bool:
     try:
         return names(kube.list(NODES, fieldSelector="metadata.name=a")) == ["a"]
     except ApiError as error:
-        assert error.code == 403
+        if error.code != 403:
+            raise
         return False
 
 

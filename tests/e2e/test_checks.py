@@ -40,6 +40,7 @@ from tests.harness.world import (
     gpu_pod,
     mode_labels,
     node_condition,
+    pod,
     rule_bytes,
 )
 
@@ -653,6 +654,10 @@ def marked(kind: str, value: Any) -> Make:
     return make
 
 
+def upgrading(phase: str) -> Make:
+    return lambda world: world.add(pod("upgrade", "gpu-1", phase=phase, labels={"upgrade.cattle.io/plan": "to-1.35"}))
+
+
 UPGRADE, MIG = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/mig.config.state"
 REBOOT, SAFE_LOAD = "weave.works/kured-reboot-in-progress", "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"
 TAINTS = (
@@ -681,6 +686,7 @@ TAINTS = (
         "a driver that waits to be loaded": Row(marked("annotations", (SAFE_LOAD, "true")), SAFE_LOAD),
         **{f"the taint {key}": Row(marked("taint", key), key) for key in TAINTS},
         "a drain that is scheduled": Row(marked("condition", ("DrainScheduled", "True")), "DrainScheduled"),
+        "a pod of the system upgrade": Row(upgrading("Running"), ("tenant-a/upgrade", "to-1.35")),
     }
 )
 def test_other_actors(kept_world: World, row: Row) -> None:
@@ -701,6 +707,7 @@ def harmless_marks(upgrade: str | None, mig: str | None) -> Make:
         world.patch_node({"metadata": {"labels": {UPGRADE: upgrade, MIG: mig}}})
         marked("taint", "nvidia.com/gpu")(world)
         marked("condition", ("DrainScheduled", "False"))(world)
+        upgrading("Succeeded")(world)
 
     return make
 

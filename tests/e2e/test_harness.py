@@ -226,12 +226,12 @@ def test_the_proxy_answers_loses_and_refuses(world: World, proxy: FaultProxy) ->
 
     cordon: Json = {"spec": {"unschedulable": True}}
     proxy.on("patch", "/nodes/", drop="before", times=1)
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         Kube(proxy.url).patch(f"{NODES}/gpu-1", cordon)
     assert not world.is_cordoned()
     proxy.clear()
     lost = proxy.on("patch", "/nodes/", when=lambda request: bool(request.json["spec"]["unschedulable"]), drop="after", times=1)
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         Kube(proxy.url).patch(f"{NODES}/gpu-1", cordon)
     assert world.is_cordoned()
     assert lost.wait(1).json == cordon
@@ -397,4 +397,3 @@ def test_a_running_program_is_watched_typed_to_and_interrupted(world: World, tmp
     assert running.wait(10).code == 4
     with pytest.raises(AssertionError, match="it ended with 4"):
         running.wait_for_stderr("never")
-

@@ -25,7 +25,7 @@ from .realplane import CRDS, HARNESS, Credentials, RealPlane
 from .simcluster import SimCluster
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # noqa: UP035 - in typing from Python 3.11 on
+    from typing_extensions import Self
 
 # The user of a kubeconfig that names none: everything is allowed. The harness' own requests are made as somebody else.
 ADMIN = "admin"

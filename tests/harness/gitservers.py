@@ -362,7 +362,5 @@ def _write_key(path: Path) -> str:
     """Make a key pair; the public key as a line of authorized_keys."""
     key = ed25519.Ed25519PrivateKey.generate()
     path.touch(mode=0o600)
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    )
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
     return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()

@@ -432,7 +432,7 @@ class Player:
             except ApiError as error:
                 if error.code not in _LATE:
                     self.errors.append(error)
-            except Exception as error:  # noqa: BLE001 - a thread has nobody above it; stop() raises it
+            except Exception as error:  # a thread has nobody above it; stop() raises it
                 self.errors.append(error)
             self._stopping.wait(self.interval)
 

@@ -41,7 +41,7 @@ class Controllers:
         done: tuple[int, bool, bool] | None = None
         while not self.stopping:
             with self.store.changed:
-                self.store.changed.wait_for(lambda: self.stopping or self._state() != done, 0.2)
+                self.store.changed.wait_for(lambda done=done: self.stopping or self._state() != done, 0.2)
             if self._state() == done:
                 continue
             time.sleep(MOMENT)
