@@ -471,7 +471,10 @@ def _holders(look: Look) -> Check:
     if holders:
         shown = "; ".join(describe_holder(holder) for holder in holders)
         return Check(
-            "holders", "fail", f"{len(holders)} on the node: {shown}", "; ".join(dict.fromkeys(holder.advice for holder in holders))
+            "holders",
+            "fail",
+            f"{len(holders)} on the node: {shown}",
+            "; ".join(dict.fromkeys(plan.point_at_cluster(look.request, holder.advice) for holder in holders)),
         )
     return Check("holders", "pass", "nobody holds a GPU on the node")
 

@@ -60,6 +60,8 @@ _KUBECTL_FLAGS = {
     "--dry-run": "the command preview",
 }
 
+_COMMANDS = ("preview", "apply", "abandon", "version", "help")
+
 _EXIT_CODES = """exit codes:
   0    preview: no check fails; apply, abandon: done, or nothing was left to do
   1    a bug in the program, before anything was sent
@@ -84,7 +86,7 @@ def parse_duration(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 15m or 1h30m")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and {int(_LONGEST // 3600)}h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most {int(_LONGEST // 3600)}h")
     return seconds
 
 
@@ -217,7 +219,9 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
         raise Usage("modes-equal", f"--from and --to are both {source.value if source else '?'}", "name two different modes")
     if not options.kubeconfig:
         raise Usage(
-            "kubeconfig-required", "--kubeconfig FILE is required: $KUBECONFIG, ~/.kube/config and in-cluster credentials are never used"
+            "kubeconfig-required",
+            "--kubeconfig FILE is required: $KUBECONFIG, ~/.kube/config and in-cluster credentials are never used",
+            "name the cluster's admin kubeconfig: --kubeconfig FILE",
         )
     yes = getattr(options, "yes", False)
     if options.command != "preview" and not yes and not interactive:
@@ -347,6 +351,10 @@ def _run(argv: list[str], outcome: Outcome) -> int:
         options = parser.parse_args(argv)
     except SystemExit:  # argparse has printed the help that was asked for
         return 0
+    except Usage as error:
+        if argv[0] in _COMMANDS and error.id == "usage":
+            error.remedy = f"{PROGRAM} {argv[0]} --help"
+        raise
     if options.command == "version":
         write_line(sys.stdout, read_schema().rstrip("\n") if options.schema else f"{PROGRAM} {__version__}")
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -89,11 +90,20 @@ def abandon_command(request: Request) -> str:
     return _command("abandon", request, ["--yes", *_more_options(request, _DEFAULTS)])
 
 
-def _kubectl(request: Request) -> str:
-    words = ["kubectl", "--kubeconfig", request.kubeconfig]
+def _cluster_options(request: Request) -> str:
+    words = ["--kubeconfig", request.kubeconfig]
     if request.context:
         words += ["--context", request.context]
     return shlex.join(words)
+
+
+def _kubectl(request: Request) -> str:
+    return f"kubectl {_cluster_options(request)}"
+
+
+def point_at_cluster(request: Request, advice: str) -> str:
+    """Advice that ends in a command, with the options that make it act on this cluster and on no other."""
+    return f"{advice} {_cluster_options(request)}" if re.search(r": (kubectl|virtctl) ", advice) else advice
 
 
 def inspect_commands(request: Request) -> tuple[str, ...]:
@@ -102,7 +112,7 @@ def inspect_commands(request: Request) -> tuple[str, ...]:
     return (
         f"{kubectl} get node {node} -L {','.join(LABELS)}",
         f"{kubectl} get pods -A --field-selector spec.nodeName={node}",
-        "flux get kustomizations",
+        f"flux get kustomizations {_cluster_options(request)}",
     )
 
 

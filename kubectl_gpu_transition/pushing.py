@@ -176,7 +176,7 @@ class Push:
                     raise Refused(
                         "holder-appeared",
                         f"somebody holds a GPU on the node since the preflight: {shown}",
-                        "; ".join(h.advice for h in holders),
+                        "; ".join(plan.point_at_cluster(self.request, h.advice) for h in holders),
                     )
                 if state != "ready":
                     step.message = "another run of this transaction is at work; the tip decides"

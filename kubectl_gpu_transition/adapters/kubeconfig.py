@@ -290,7 +290,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 def _load(path: str) -> Mapping[str, Any]:
     if not os.path.isfile(path):
-        raise Usage("kubeconfig-missing", f"--kubeconfig {path}: no such file", "name the cluster's admin kubeconfig")
+        raise Usage("kubeconfig-missing", f"--kubeconfig {path}: there is no such file", "name the cluster's admin kubeconfig")
     try:
         with open(path, encoding="utf-8") as stream:
             content = yaml.safe_load(stream)

@@ -340,9 +340,9 @@ def test_a_holder_by_a_name_of_the_request_or_of_the_cluster_counts() -> None:
 
 def test_advice_is_given_once_for_each_holder() -> None:
     check = result("holders", seen(pods=(holder("a"), holder("b"))))
-    assert (
-        check.remedy == "ask its owner to stop it: kubectl delete pod -n team-a a; ask its owner to stop it: kubectl delete pod -n team-a b"
-    )
+    here = f"--kubeconfig {request().kubeconfig}"
+    words = [f"ask its owner to stop it: kubectl delete pod -n team-a {name} {here}" for name in ("a", "b")]
+    assert check.remedy == "; ".join(words), "and with what makes it act on this cluster alone"
 
 
 # ---------------------------------------------------------------- a resume whose change is in force

@@ -102,7 +102,7 @@ def test_the_runbooks_commands_have_the_real_names() -> None:
             "kube-dc.com/gpu.workload-mode,kube-dc.com/gpu.expected-workload-mode,nvidia.com/gpu.workload.config",
         ],
         [*KUBECTL, "--context", "a b", "get", "pods", "-A", "--field-selector", "spec.nodeName=gpu-1"],
-        ["flux", "get", "kustomizations"],
+        ["flux", "get", "kustomizations", "--kubeconfig", "/dc1.kubeconfig", "--context", "a b"],
     ]
 
 

@@ -1249,7 +1249,7 @@ def test_a_failure_says_what_failed_what_is_true_what_to_look_at_and_how_to_go_o
         "Look at:",
         f"  {kubectl} get node gpu-1 -L {','.join(LABELS)}",
         f"  {kubectl} get pods -A --field-selector spec.nodeName=gpu-1",
-        "  flux get kustomizations",
+        "  flux get kustomizations --kubeconfig /dc1.kubeconfig",
         "Do not uncordon it by hand; go on with:",
         "  kubectl gpu-transition apply eu/dc1 gpu-1 --repo /fleet --kubeconfig /dc1.kubeconfig --from pod-hami --to vm-passthrough "
         "--resume-cordoned --yes",
