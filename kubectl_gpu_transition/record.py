@@ -139,6 +139,12 @@ def read_claim(node: NodeView, cluster: str, direction: tuple[object, object] | 
     return Claim("ours", text, transaction)
 
 
+def has_own_cordon(node: NodeView) -> bool:
+    """Whether the managedFields show that this program made the node's cordon, and nobody after it; where they do not tell, it did not."""
+    mine = any(entry.cordons and entry.manager == FIELD_MANAGER for entry in node.managers or ())
+    return node.unschedulable and mine and find_foreign_cordon(node) is None
+
+
 def find_foreign_cordon(node: NodeView) -> FieldEntry | None:
     """The managedFields entry which shows that somebody else cordoned after ours was lifted, or None (spec section 4).
 

@@ -7,6 +7,7 @@ The annotation only proves that the cordon is ours; where the transition stands 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from kubectl_gpu_transition import plan
 from kubectl_gpu_transition.model import Check, CommitFacts, History, NodeView, Problem, Request, TipFacts, Transaction
@@ -91,11 +92,7 @@ def _ours(history: History | Problem | None, transaction: Transaction) -> str | 
 
 def _undoing(history: History, ours: str) -> str:
     """The commit after ours that most likely took it back: one whose subject says revert, else the newest."""
-    later = []
-    for commit in history.commits:
-        if commit.id == ours:
-            break
-        later.append(commit)
+    later = list(takewhile(lambda commit: commit.id != ours, history.commits))
     return next((commit.id for commit in later if commit.subject.lower().startswith("revert")), later[0].id if later else ours)
 
 

@@ -84,6 +84,8 @@ def find_missing(goal: Goal, node: NodeView, pods: tuple[PodView, ...], holders:
     foreign = find_foreign_cordon(node)
     if foreign is not None:
         missing.append(f"the cordon is {foreign.manager}'s (since {foreign.time}): that one has to uncordon")
+    elif node.unschedulable and not goal.cordoned:
+        missing.append("the node has been cordoned meanwhile, by whom is not known: whoever did has to uncordon")
     labels = find_missing_labels(node, goal.mode)
     if labels:
         missing.append(f"labels {len(LABELS) - len(labels)}/{len(LABELS)}: {'; '.join(labels)}")

@@ -14,7 +14,7 @@ from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Expired, Lost
 from kubectl_gpu_transition.model import ANNOTATION, NodeView, Observation, PodView, Problem, TipFacts
 from kubectl_gpu_transition.patches import drop_patch, recordon_patch, uncordon_patch
 from kubectl_gpu_transition.ports import Watch
-from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon
+from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon, has_own_cordon
 from kubectl_gpu_transition.resume import read_rule_mode
 from kubectl_gpu_transition.session import Session, known
 from kubectl_gpu_transition.target import (
@@ -207,7 +207,7 @@ class Wait:
             changed = True
         if text is None:
             return True  # how that came could not be read: the next look asks again, and nothing is written meanwhile
-        if node.unschedulable and not self.goal.cordoned and find_foreign_cordon(node) is None:
+        if not self.goal.cordoned and has_own_cordon(node):
             # Another run of this transaction has cordoned it meanwhile: that cordon is ours to lift with the record.
             self.goal = replace(self.goal, cordoned=True)
             return True

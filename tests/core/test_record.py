@@ -22,6 +22,7 @@ from kubectl_gpu_transition.record import (
     decode,
     encode,
     find_foreign_cordon,
+    has_own_cordon,
     read_claim,
 )
 from tests.core.builders import (
@@ -203,3 +204,6 @@ def test_the_cordon_is_somebody_elses(managers: Any, whose: str | None) -> None:
     found = find_foreign_cordon(ours(managers=managers))
     assert (found.manager if found else None) == whose
     assert find_foreign_cordon(node(managers=managers)) is None, "a schedulable node has no cordon"
+    signed = any(e.cordons and e.manager == US for e in managers or ())
+    assert has_own_cordon(ours(managers=managers)) == (signed and whose is None), "unknown is not ours"
+    assert not has_own_cordon(node(managers=managers))

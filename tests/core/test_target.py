@@ -146,6 +146,15 @@ def test_a_goal_may_do_without_holders_or_cordon() -> None:
     assert missing(node(VM), owner(VM), cordoned=False) == []
 
 
+def test_a_cordon_that_was_not_there_at_first_and_that_nobody_signed_is_missing_an_uncordon() -> None:
+    unsigned = ours(VM, managers=None)
+    assert missing(unsigned, owner(VM), cordoned=False) == [
+        "the node has been cordoned meanwhile, by whom is not known: whoever did has to uncordon"
+    ]
+    signed = ours(VM, managers=(entry("kubectl-cordon", "t"),))
+    assert missing(signed, owner(VM), cordoned=False) == ["the cordon is kubectl-cordon's (since t): that one has to uncordon"]
+
+
 def test_everything_that_is_missing_is_told_in_the_contracts_order() -> None:
     seen = node(HAMI, ready="False", taints=("medik8s.io/drain",))
     words = missing(seen, holder(), owner(HAMI))

@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.kept import Keeper
 from tests.harness.backend import Backend, RealBackend, SimBackend
+from tests.harness.faultproxy import FaultProxy
 from tests.harness.world import World, zipapp_path
 
 _ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
@@ -75,6 +76,13 @@ def keeper(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def kept_world(backend: Backend, keeper: Keeper) -> World:
     """The world that the tests of a module share: in mode pod-hami, still (see ``kept``), and put back before each of them."""
     return keeper.open(backend)
+
+
+@pytest.fixture
+def kept_proxy(kept_world: World) -> Iterator[FaultProxy]:
+    """A proxy in front of the server of ``kept_world``."""
+    with FaultProxy(kept_world.backend) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -755,11 +755,11 @@ def said(code: int, message: str) -> tuple[int, Json]:
     ids=["it is forbidden", "admission denies it", "it is invalid", "the server fails", "the answer is not readable"],
 )
 def test_a_dry_run_that_is_not_accepted_ends_the_run(
-    kept_world: World, proxy: FaultProxy, reply: tuple[int, Any], words: tuple[str, ...]
+    kept_world: World, kept_proxy: FaultProxy, reply: tuple[int, Any], words: tuple[str, ...]
 ) -> None:
-    rule = proxy.on("patch", f"^{NODES}/gpu-1$", reply=reply)
+    rule = kept_proxy.on("patch", f"^{NODES}/gpu-1$", reply=reply)
     before = look(kept_world)
-    result = kept_world.run("apply", "-o", "json", kubeconfig=kept_world.through(proxy))
+    result = kept_world.run("apply", "-o", "json", kubeconfig=kept_world.through(kept_proxy))
     assert_blocked(result, "access", ("dry run", *words))
     (asked,) = rule.seen
     assert asked.query == {"fieldManager": "kubectl-gpu-transition", "dryRun": "All"}

@@ -5,8 +5,7 @@ States that a server's own admission would not let in, or that not every version
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,12 +86,10 @@ def gpu(resource: str = POD_RESOURCE, **changes: Any) -> Make:
         "a container": Held(gpu(), HOLDER, remedy="kubectl delete pod -n tenant-a holder"),
         "a container that has not started": Held(gpu(phase="Pending"), HOLDER),
         "an init container": Held(lambda world: world.add(odd_pod(initContainers=[sidecar("init", ONE)])), HOLDER),
-        "a resource beginning with requests": Held(gpu("requests.nvidia.com/gpu"), HOLDER, ("requests.nvidia.com/gpu",)),
         "a GPU of Intel": Held(gpu("gpu.intel.com/i915"), HOLDER, ("gpu.intel.com/i915",)),
         "a GPU of AMD": Held(gpu("amd.com/gpu"), HOLDER, ("amd.com/gpu",)),
         "a resource that --gpu-resource names": Held(gpu(OWN), HOLDER, (OWN,), options={"gpu_resource": ["example.com/other", OWN]}),
         "a pod that is terminating": Held(terminate, HOLDER, remedy="wait for it", terminating=True),
-        "a pod of a StatefulSet": Held(gpu(owner=TRAINING), "tenant-a/StatefulSet/training", remedy="statefulset/training --replicas=0"),
         "a GPU VM, to be stopped": Held(lambda world: world.add_vm(), MACHINE, (VM_RESOURCE,), "virtctl stop vm-1 -n tenant-a"),
         "a VM with a host device of any domain that KubeVirt permits": Held(
             lambda world: (permit(world, OWN), world.add_vm(device=OWN)), MACHINE, (OWN,), "virtctl stop vm-1 -n tenant-a"
@@ -123,41 +120,16 @@ def test_who_is_no_holder(world: World) -> None:
     preview(world, Row(nothing), "holders")
 
 
-def test_holders_are_shown_by_controller_and_in_order(kept_world: World) -> None:
-    for number in (2, 1):
-        kept_world.add(gpu_pod(f"training-{number}", "gpu-1", owner=TRAINING, phase="Running"))
-    kept_world.add(gpu_pod("zz", "gpu-1", namespace="tenant-b", phase="Running"))
-    kept_world.add(gpu_pod("aa", "gpu-1", resource="nvidia.com/gpucores", phase="Running"))
-    result = kept_world.run("preview", "-o", "json")
-    check = assert_blocked(result, "holders", "3 ")
-    found = [(holder["namespace"], holder["kind"], holder["name"], holder["pods"]) for holder in result.report["holders"]]
-    assert found == [
-        ("tenant-a", "Pod", "aa", ["aa"]),
-        ("tenant-a", "StatefulSet", "training", ["training-1", "training-2"]),
-        ("tenant-b", "Pod", "zz", ["zz"]),
-    ]
-    places = [check["message"].index(name) for name in ("Pod/aa", "StatefulSet/training", "Pod/zz")]
-    assert places == sorted(places)
-
-
 # Through the proxy
 
 
-@pytest.fixture
-def proxy(kept_world: World) -> Iterator[FaultProxy]:
-    with FaultProxy(kept_world.backend) as proxy:
-        yield proxy
-
-
-def serve(proxy: FaultProxy, made: Json) -> None:
-    """Add a pod to every list of pods."""
-    made = copy.deepcopy(made)
-    made["metadata"] |= {"uid": "00000000-0000-4000-8000-000000000002", "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
-
-    def extend(code: int, body: Any) -> tuple[int, Any]:
-        return code, {**body, "items": [*body["items"], made]}
-
-    proxy.on("list", "^/api/v1/pods$", rewrite=extend)
+def serve(proxy: FaultProxy, *made: Json) -> None:
+    """Add pods to every list of pods."""
+    more = [
+        {**item, "metadata": {**item["metadata"], "uid": f"00000000-0000-4000-8000-{number:012}", "resourceVersion": "1"}}
+        for number, item in enumerate(made)
+    ]
+    proxy.on("list", "^/api/v1/pods$", rewrite=lambda code, body: (code, {**body, "items": [*body["items"], *more]}))
 
 
 def whole(made: Json) -> Json:
@@ -180,6 +152,14 @@ def still_running(phase: str) -> Json:
         "requests alone": Held(lambda _: odd_pod(initContainers=[sidecar("init", {"requests": {POD_RESOURCE: "1"}})]), HOLDER),
         "limits alone": Held(lambda _: odd_pod(initContainers=[sidecar("init", {"limits": {POD_RESOURCE: "1"}})]), HOLDER),
         "a fraction of a GPU": Held(lambda _: odd_pod(overhead={POD_RESOURCE: "500m"}), HOLDER),
+        "a resource beginning with requests": Held(
+            lambda _: gpu_pod("holder", "gpu-1", resource="requests.nvidia.com/gpu", phase="Running"), HOLDER, ("requests.nvidia.com/gpu",)
+        ),
+        "a pod of a StatefulSet": Held(
+            lambda _: gpu_pod("holder", "gpu-1", owner=TRAINING, phase="Running"),
+            "tenant-a/StatefulSet/training",
+            remedy="statefulset/training --replicas=0",
+        ),
         "the resources of the pod as a whole": Held(lambda _: whole(odd_pod()), HOLDER),
         "a claim from a template": Held(
             lambda _: odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpus"}]), HOLDER, ("claim gpu",)
@@ -189,18 +169,18 @@ def still_running(phase: str) -> Json:
         "a pod of which nothing is known": Held(lambda _: still_running("Unknown"), HOLDER),
     }
 )
-def test_holders_of_other_shapes(kept_world: World, proxy: FaultProxy, row: Held) -> None:
-    serve(proxy, row.make(kept_world))
-    assert_held(kept_world, row, kubeconfig=kept_world.through(proxy))
+def test_holders_of_other_shapes(kept_world: World, kept_proxy: FaultProxy, row: Held) -> None:
+    serve(kept_proxy, row.make(kept_world))
+    assert_held(kept_world, row, kubeconfig=kept_world.through(kept_proxy))
 
 
-def test_a_zero_in_any_writing_is_no_holder(kept_world: World, proxy: FaultProxy) -> None:
+def test_a_zero_in_any_writing_is_no_holder(kept_world: World, kept_proxy: FaultProxy) -> None:
     zeros = [sidecar(f"init-{number}", {"limits": {POD_RESOURCE: zero}}) for number, zero in enumerate(("0", "0Gi", "0.0", "0m", "0e3"))]
-    serve(proxy, odd_pod(overhead={POD_RESOURCE: "0"}, initContainers=zeros))
-    preview(kept_world, Row(nothing, options={"kubeconfig": kept_world.through(proxy)}), "holders")
+    serve(kept_proxy, odd_pod(overhead={POD_RESOURCE: "0"}, initContainers=zeros))
+    preview(kept_world, Row(nothing, options={"kubeconfig": kept_world.through(kept_proxy)}), "holders")
 
 
-def test_a_holder_on_a_later_page_is_found(kept_world: World, proxy: FaultProxy) -> None:
+def test_a_holder_on_a_later_page_is_found(kept_world: World, kept_proxy: FaultProxy) -> None:
     """A continue token that has expired starts over."""
     kept_world.add(gpu_pod("holder", "gpu-1", phase="Running"))
     everything = kept_world.kube.get("/api/v1/pods", fieldSelector="spec.nodeName=gpu-1")
@@ -208,9 +188,25 @@ def test_a_holder_on_a_later_page_is_found(kept_world: World, proxy: FaultProxy)
     assert first and last["metadata"]["name"] == "holder"
     page, rest = ({**everything, "items": items} for items in (first, [last]))
     page["metadata"] = {**page["metadata"], "continue": "more"}
-    expired = proxy.on("list", "/pods$", when=lambda request: "continue" in request.query, times=1, reply=(410, None))
-    second = proxy.on("list", "/pods$", when=lambda request: request.query.get("continue") == "more", reply=(200, rest))
-    proxy.on("list", "/pods$", reply=(200, page))
-    result = kept_world.run("preview", "-o", "json", kubeconfig=kept_world.through(proxy))
+    expired = kept_proxy.on("list", "/pods$", when=lambda request: "continue" in request.query, times=1, reply=(410, None))
+    second = kept_proxy.on("list", "/pods$", when=lambda request: request.query.get("continue") == "more", reply=(200, rest))
+    kept_proxy.on("list", "/pods$", reply=(200, page))
+    result = kept_world.run("preview", "-o", "json", kubeconfig=kept_world.through(kept_proxy))
     assert_blocked(result, "holders", HOLDER)
     assert len(expired.fired) == len(second.fired) == 1
+
+
+def test_holders_are_shown_by_controller_and_in_order(kept_world: World, kept_proxy: FaultProxy) -> None:
+    training = [gpu_pod(f"training-{number}", "gpu-1", owner=TRAINING, phase="Running") for number in (2, 1)]
+    last = gpu_pod("zz", "gpu-1", namespace="tenant-b", phase="Running")
+    serve(kept_proxy, last, *training, gpu_pod("aa", "gpu-1", resource="nvidia.com/gpucores", phase="Running"))
+    result = kept_world.run("preview", "-o", "json", kubeconfig=kept_world.through(kept_proxy))
+    check = assert_blocked(result, "holders", "3 ")
+    found = [(holder["namespace"], holder["kind"], holder["name"], holder["pods"]) for holder in result.report["holders"]]
+    assert found == [
+        ("tenant-a", "Pod", "aa", ["aa"]),
+        ("tenant-a", "StatefulSet", "training", ["training-1", "training-2"]),
+        ("tenant-b", "Pod", "zz", ["zz"]),
+    ]
+    places = [check["message"].index(name) for name in ("Pod/aa", "StatefulSet/training", "Pod/zz")]
+    assert places == sorted(places)

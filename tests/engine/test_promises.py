@@ -136,13 +136,14 @@ def test_a_record_of_another_id_is_never_removed(when: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("edit", [{"cluster": "eu/dc2"}, {"from": "vm-passthrough", "to": "pod-hami"}], ids=str)
-def test_our_id_with_another_cluster_or_direction_ends_the_wait(edit: dict[str, str]) -> None:
+@pytest.mark.parametrize("when", [(READ, 2), (PATCH, ANNOUNCE), (SIGNAL, 3)], ids=str)
+def test_our_id_with_another_cluster_or_direction_ends_the_run(edit: dict[str, str], when: tuple[str, int]) -> None:
     world = World()
 
     def edit_record() -> None:
         world.cluster.annotate(ANNOTATION, json.dumps({**json.loads(world.cluster.record or "{}"), **edit}))
 
-    world.steering.before[SIGNAL, 3] = edit_record
+    world.steering.before[when] = edit_record
     outcome = world.run()
     assert_stopped(world, outcome)
     assert "annotation-drift" in repr(getattr(outcome.error, "id", None))
@@ -286,6 +287,14 @@ def test_a_look_older_than_10_seconds_does_not_cordon() -> None:
         assert cordon.time - next(w.time for w in reversed(world.cluster.writes) if w.kind == "dry-run") <= 10
 
 
+def test_a_cordon_that_the_server_keeps_waiting_until_the_look_is_old_is_not_sent() -> None:
+    world = World()
+    world.steering.faults[PATCH, CORDON] = "slow"
+    outcome = world.run()
+    assert outcome.exit_code == 0, outcome.error
+    assert [write.kind for write in world.cluster.writes][:3] == ["dry-run", "dry-run", "cordon"], "looked at and checked afresh"
+
+
 def test_a_holder_that_came_while_the_person_was_asked_is_seen() -> None:
     world = World()
     slow_answer(world, 60.0)
@@ -354,6 +363,22 @@ def test_a_conflict_after_which_the_node_can_not_be_read_counts_as_sent() -> Non
     assert (outcome.headline or "").startswith("whether gpu-1 is still cordoned could not be read")
     assert [fact.split(":")[0] for fact in outcome.facts] == ["node", "annotation", "fleet", "remote"]
     assert outcome.facts[:2] == ["node: could not be read: 503", "annotation: could not be read"]
+
+
+def test_a_lost_answer_is_a_failure_for_certain_once_the_node_has_changed_without_the_effect() -> None:
+    world = World()
+    world.steering.faults[PATCH, CORDON] = "fails"
+    world.steering.before[READ, 2] = lambda: heartbeat(world)
+    outcome = world.run()
+    assert outcome.exit_code == 0, outcome.error
+    assert [write.effective for write in writes(world, "cordon")] == [False, True]
+
+
+def test_an_answer_that_shows_another_node_is_not_believed() -> None:
+    world = World()
+    world.cluster.mutates = lambda kind, node: node["metadata"].update(uid="uid-2") if kind == "cordon" else None
+    outcome = world.run()
+    assert (outcome.exit_code, getattr(outcome.error, "id", None), outcome.resume_command) == (4, "node-gone", None)
 
 
 def test_a_lost_answer_is_read_back_until_the_request_timeout_is_spent() -> None:
@@ -662,6 +687,32 @@ def test_a_tip_that_moved_and_whose_history_is_not_here_leaves_the_push_unknown(
     assert_stopped(world, outcome)
     assert "the branch has moved, and its history is not to be had" in str(outcome.error)
     assert "take-back" not in world.cluster.kinds()
+
+
+def test_an_accepted_push_whose_branch_was_rewritten_since_ends_the_run_and_keeps_the_announcement() -> None:
+    world = World()
+
+    def rewrite() -> None:
+        world.fleet.tip = world.fleet.pushes[0][0]
+        world.fleet.commit("README", b"rewritten")
+
+    world.steering.after[PUSH, 1] = rewrite
+    outcome = world.run()
+    assert_stopped(world, outcome)
+    assert getattr(outcome.error, "id", None) == "remote-moved"
+    assert world.transaction is not None
+    assert world.transaction.phase == "pushing"
+
+
+def test_two_runs_that_announce_the_same_commit_do_not_write_the_same_record() -> None:
+    world = killed_after(PATCH, ANNOUNCE)
+    first = world.cluster.record
+    world.fleet.rejects = "frozen"
+    world.run(resume=True)
+    (announce,) = writes(world, "announce")
+    again = json.loads(announce.value(RECORD, "replace"))
+    assert announce.value(RECORD, "replace") != first
+    assert {**again, "by": ""} == {**json.loads(first or "{}"), "by": ""}
 
 
 def test_a_push_whose_answer_was_lost_is_found_below_another_commit() -> None:
@@ -996,6 +1047,61 @@ def test_a_conflict_does_not_count_as_cordoned_again() -> None:
     assert sum(write.effective for write in writes(world, "recordon")) == 1
 
 
+def test_a_cordon_that_the_server_has_no_time_for_is_tried_again_until_it_has() -> None:
+    for identifier in ("busy", "not-sent", "lost"):
+        world = World(VM, HAMI)
+        world.on_arrival = lambda world=world: world.cluster.uncordon("driver-manager")  # type: ignore[misc]
+        answers: list[str] = []
+
+        def busy(kind: str, answers: list[str] = answers, identifier: str = identifier) -> RefusedByServer | UnknownOutcome | None:
+            if kind != "recordon" or len(answers) == 3:
+                return None
+            answers.append(kind)
+            return UnknownOutcome("patch-unknown", "lost") if identifier == "lost" else RefusedByServer(identifier, "429")
+
+        world.cluster.refuses = busy
+        outcome = world.run(request_timeout=2.0)
+        assert outcome.exit_code == 0, outcome.error
+        assert sum(write.effective for write in writes(world, "recordon")) == 1
+        assert len(writes(world, "recordon")) == 4
+
+
+def test_a_node_that_goes_while_its_cordon_is_tried_again_is_said_to_be_gone() -> None:
+    world = World(VM, HAMI)
+    world.on_arrival = lambda: world.cluster.uncordon("driver-manager")
+    world.cluster.refuses = lambda kind: RefusedByServer("busy", "429") if kind == "recordon" else None
+    world.clock.at(4.5, world.cluster.delete)
+    outcome = world.run()
+    assert (outcome.exit_code, getattr(outcome.error, "id", None)) == (4, "node-gone")
+
+
+def test_a_node_that_can_not_be_read_when_its_cordon_is_tried_again_is_read_later() -> None:
+    world = World(VM, HAMI)
+    world.on_arrival = lambda: world.cluster.uncordon("driver-manager")
+    answers: list[str] = []
+
+    def busy(kind: str) -> RefusedByServer | None:
+        if kind == "recordon" and not answers:
+            answers.append(kind)
+            world.steering.faults.update({(READ, number): "fails" for number in range(4, 7)})
+            return RefusedByServer("busy", "429")
+        return None
+
+    world.cluster.refuses = busy
+    outcome = world.run()
+    assert outcome.exit_code == 0, outcome.error
+    assert sum(write.effective for write in writes(world, "recordon")) == 1
+
+
+def test_a_cordon_that_is_refused_for_good_ends_the_run_saying_that_the_node_is_schedulable() -> None:
+    world = World(VM, HAMI)
+    world.on_arrival = lambda: world.cluster.uncordon("driver-manager")
+    world.cluster.refuses = lambda kind: RefusedByServer("patch-refused", "no (400)") if kind == "recordon" else None
+    outcome = world.run()
+    assert (outcome.exit_code, world.cluster.kinds().count("recordon")) == (4, 1)
+    assert failure_text(outcome)[0].startswith("THE NODE IS SCHEDULABLE")
+
+
 def test_an_uncordon_by_others_never_counts_as_done() -> None:
     world = World()
     world.steering.before[PATCH, UNCORDON] = world.cluster.uncordon
@@ -1086,6 +1192,40 @@ def test_an_uncordon_is_sent_within_5_seconds_of_the_look_even_if_the_watch_was_
     world.run(timeout=400.0)
     for write in writes(world, "uncordon"):
         assert write.time - world.cluster.reads["read_pods"] <= 5.0 or not write.effective
+
+
+@pytest.mark.parametrize("identifier", ["busy", "not-sent", "too-late"])
+def test_an_uncordon_that_the_server_has_no_time_for_is_verified_and_sent_anew(identifier: str) -> None:
+    world = World()
+    answers: list[str] = []
+
+    def busy(kind: str) -> RefusedByServer | None:
+        if kind == "uncordon" and not answers:
+            answers.append(kind)
+            return RefusedByServer(identifier, "429")
+        return None
+
+    world.cluster.refuses = busy
+    outcome = world.run()
+    assert outcome.exit_code == 0, outcome.error
+    first, second = writes(world, "uncordon")
+    assert second.time >= first.time + 2.0
+
+
+def test_an_uncordon_that_is_refused_for_good_ends_the_run() -> None:
+    world = World()
+    world.cluster.refuses = lambda kind: RefusedByServer("patch-refused", "no (400)") if kind == "uncordon" else None
+    outcome = world.run()
+    assert (outcome.exit_code, world.cluster.unschedulable, outcome.error_step) == (4, True, "uncordon")
+
+
+def test_an_uncordon_that_would_leave_too_late_is_not_sent() -> None:
+    world = World()
+    world.steering.faults[PATCH, UNCORDON] = "slow"
+    outcome = world.run()
+    assert outcome.exit_code == 0, outcome.error
+    (uncordon,) = writes(world, "uncordon")
+    assert uncordon.time - world.cluster.reads["read_pods"] <= 5.0
 
 
 def test_an_uncordon_whose_answer_was_lost_is_read_back() -> None:
@@ -1254,6 +1394,29 @@ def test_a_failure_says_what_failed_what_is_true_what_to_look_at_and_how_to_go_o
         "  kubectl gpu-transition apply eu/dc1 gpu-1 --repo /fleet --kubeconfig /dc1.kubeconfig --from pod-hami --to vm-passthrough "
         "--resume-cordoned --yes",
     ]
+
+
+def test_an_error_at_the_very_end_does_not_hide_how_the_run_ended() -> None:
+    world = World()
+
+    def broken() -> None:
+        raise OSError("disk")
+
+    world.fleet.release_lock = broken  # type: ignore[method-assign]
+    world.cluster.add_pod(gpu_pod())
+    assert world.run().exit_code == 3
+    assert "the lock of the checkout could not be given back: disk" in world.terminal.lines
+    world = World()
+    world.fleet.rejects = "frozen"
+
+    def strike() -> None:
+        raise Bug("dangling")
+
+    world.steering.before["fleet.read_checkout", 2] = strike
+    outcome = world.run()
+    assert (outcome.exit_code, getattr(outcome.error, "id", None)) == (4, "push-rejected")
+    assert outcome.facts[-1] == "the rest could not be read: Bug: dangling"
+    assert outcome.resume_command is not None
 
 
 def test_facts_that_can_not_be_read_are_said_to_be_so() -> None:

@@ -168,6 +168,34 @@ def test_a_refusal_after_that_cordon_exits_4() -> None:
     assert outcome.error_step == "preflight"
 
 
+def test_a_cordon_that_meets_a_conflict_on_a_resume_is_tried_five_times() -> None:
+    for conflicts, ends in ((4, 0), (5, 3)):
+        world = stopped_after("cordon")
+        world.cluster.uncordon()
+        for number in range(1, conflicts + 1):
+            world.steering.before["cluster.patch_node", number] = lambda w=world: w.cluster.annotate("beat", str(w.cluster.version))  # type: ignore[misc]
+        outcome = world.run(resume=True)
+        assert outcome.exit_code == ends, outcome.error
+        assert world.cluster.kinds().count("recordon") == 5
+
+
+def test_a_node_that_another_run_has_cordoned_meanwhile_is_cordoned_once() -> None:
+    world = stopped_after("cordon")
+    world.cluster.uncordon()
+    world.steering.before["cluster.patch_node", 1] = lambda: world.cluster.cordon("kubectl-gpu-transition")
+    outcome = world.run(resume=True)
+    assert outcome.exit_code == 0, outcome.error
+    assert [write.effective for write in world.cluster.writes if write.kind == "recordon"] == [False]
+
+
+def test_a_record_that_goes_while_a_resume_cordons_again_is_left_alone() -> None:
+    world = stopped_after("cordon")
+    world.cluster.uncordon()
+    world.steering.before["cluster.patch_node", 1] = lambda: world.cluster.annotate(ANNOTATION, None)
+    outcome = world.run(resume=True)
+    assert (outcome.exit_code, world.cluster.unschedulable) == (3, False)
+
+
 @pytest.mark.parametrize("change", ["path", "absent", "unreadable", "route"])
 def test_a_node_that_is_not_known_to_be_this_clusters_is_not_cordoned_again(change: str) -> None:
     world = stopped_after("cordon")
@@ -591,6 +619,35 @@ def test_holders_keep_an_abandon_waiting_only_after_an_announcement_on_a_cordone
     assert check_of(outcome, "holders").status == "warn"
     assert outcome.holders
     assert world.cluster.unschedulable == (ends == 3)
+
+
+def test_a_tip_that_goes_back_to_the_base_of_an_announced_push_keeps_an_abandon_from_ending() -> None:
+    world = stopped_after("announce")
+    base = world.fleet.tip
+    world.fleet.commit("README", b"y")
+    world.steering.before["cluster.watch", 1] = lambda: setattr(world.fleet, "tip", base)
+    outcome = world.run("abandon", timeout=20.0)
+    assert (outcome.exit_code, world.cluster.writes) == (3, [])
+    assert outcome.waiting_for == ("the tip is back at the base of an announced push, which may still be in flight",)
+
+
+def test_a_node_that_was_schedulable_and_that_a_resume_cordons_meanwhile_is_given_back_by_the_abandon() -> None:
+    world = stopped_after("cordon")
+    world.cluster.uncordon()
+    world.clock.at(1.0, lambda: world.cluster.cordon("kubectl-gpu-transition"))
+    outcome = world.run("abandon")
+    assert (outcome.word, world.cluster.kinds()) == ("abandoned", ["uncordon"]), outcome.error
+    assert not world.cluster.unschedulable
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_node_that_was_schedulable_and_that_somebody_cordons_meanwhile_stays_cordoned(traced: bool) -> None:
+    world = stopped_after("cordon")
+    world.cluster.uncordon()
+    world.clock.at(1.0, lambda: world.cluster.cordon(traced=traced))
+    outcome = world.run("abandon", timeout=20.0)
+    assert (outcome.exit_code, world.cluster.writes, world.cluster.unschedulable) == (3, [], True)
+    assert "has to uncordon" in outcome.waiting_for[0]
 
 
 ABANDON = [
