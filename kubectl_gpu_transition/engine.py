@@ -307,6 +307,7 @@ class Engine:
 
     def _abandon(self) -> None:
         session = self.session
+        session.skip(("cordon", "recheck", "edit", "push"), "abandon does not make this step")
         with session.step("preflight") as step:
             look = self._look()
             if session.transaction is not None:
@@ -320,7 +321,6 @@ class Engine:
             step.message = "the change is not in force and nothing of ours is on its way"
         self._confirm(look)
         session.interrupts.hold()
-        session.skip(("cordon", "recheck", "edit", "push"), "abandon does not make this step")
         node = look.observation.node
         assert isinstance(node, NodeView)
         # After an announcement the change may have been in force, and somebody may have got a device by it.

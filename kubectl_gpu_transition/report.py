@@ -122,7 +122,7 @@ def text(outcome: Outcome, colour: bool) -> list[str]:
             lines.append(f"{'':<23}-> {clean(check.remedy)}")
     if outcome.request.command == "preview":
         lines += _plan_text(outcome, colour)
-    elif outcome.checks and (outcome.error is None or any(step.status != "pending" for step in outcome.steps[1:])):
+    elif outcome.checks and (outcome.error is None or any(step.status in ("done", "failed") for step in outcome.steps[1:])):
         lines.append("")
         for step in outcome.steps:
             word = {"done": "DONE", "failed": "FAIL", "skipped": "SKIP", "pending": "SKIP"}[step.status]

@@ -192,6 +192,8 @@ def test_a_run_that_was_blocked_shows_no_steps() -> None:
     shown = text(run(lambda w: w.cluster.add_pod(gpu_pod()))[1], False)
     assert not any(line.startswith("SKIP  cordon") for line in shown)
     assert shown[-1] == "blocked: 1 check failed: holders"
+    abandoned = text(run(None, "abandon")[1], False)
+    assert not any(line.startswith("SKIP  cordon  ") and "abandon does not" in line for line in abandoned)
 
 
 def test_a_preview_shows_the_plan_and_the_next_command() -> None:

@@ -123,6 +123,7 @@ SET = f"kube-dc bootstrap config set dc1 {SHARED}=false {VM}=false --yes"
         "an absent VM gate is open": Row(gate(VM), (VM, "absent"), SET),
         "true is open": Row(gate(SHARED, "true"), (SHARED, "true"), SET),
         "True is open": Row(gate(VM, "True"), (VM, "True"), SET),
+        "False with a capital is open": Row(gate(VM, "False"), (VM, "False"), SET),
         "an empty value is not false": Row(gate(VM, ""), (VM, "''"), SET),
         "a comment behind false is part of the value": Row(gate(VM, "false # closed for now"), "false # closed for now", (SET, "comment")),
         "a comment behind a quoted false is too": Row(gate(SHARED, '"false"  # why'), (SHARED, "# why"), (SET, "comment")),

@@ -675,6 +675,7 @@ def test_an_abandon_is_refused(spoil: Callable[[World], Any], name: str) -> None
     assert world.cluster.writes == []
     if world.cluster.record is not None:
         assert "drop the record by hand" in str(getattr(outcome.error, "remedy", ""))
+    assert [step.status for step in outcome.steps] == ["failed", *["skipped"] * 4, "pending", "pending"]
 
 
 def test_any_direction_can_be_abandoned() -> None:
