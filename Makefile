@@ -2,7 +2,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # More than cores: the end-to-end tests mostly wait for a cluster to converge.
-JOBS ?= 4
+JOBS ?= 3
 # Pythons that compile bytecode for the archive, where they are here; on any other version it compiles at each start.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14 $(wildcard $(HOME)/.pyenv/versions/*/bin/python3)
 
