@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from .kube import Kube
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 _LOG_TAIL = 4000
 # Below Linux's ephemeral range, so that an outgoing connection of a busy machine can not take a port between choice and use.
 _PORTS = range(15000, 31000)

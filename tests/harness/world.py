@@ -934,7 +934,7 @@ def zipapp_path() -> Path:
 HANDS_OFF = "tests/hands-off"
 
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 
 
 @final
