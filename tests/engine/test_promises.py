@@ -182,6 +182,14 @@ def test_a_transaction_that_another_run_has_finished_is_complete() -> None:
     assert "uncordon" not in world.cluster.kinds()
 
 
+def test_a_record_that_was_dropped_at_the_target_is_not_complete_while_the_node_is_cordoned() -> None:
+    world = World()
+    world.steering.before[SIGNAL, 30] = lambda: world.cluster.annotate(ANNOTATION, None)
+    outcome = world.run()
+    assert (outcome.exit_code, outcome.word, outcome.resume_command) == (4, "ended-elsewhere", None)
+    assert world.cluster.unschedulable
+
+
 def test_whether_another_run_has_finished_it_is_asked_until_it_can_be_read() -> None:
     world = World()
 
@@ -640,7 +648,7 @@ def test_a_run_that_found_pushing_never_writes_cordoned() -> None:
         assert_stopped(world, outcome)
         assert world.transaction is not None
         assert world.transaction.phase == "pushing"
-        assert "take-back" not in world.cluster.kinds()
+        assert world.cluster.kinds() == ["announce"], "nothing at all is put back"
 
 
 def test_an_announcement_that_can_not_be_taken_back_stays_and_is_said_to() -> None:
@@ -866,6 +874,23 @@ def test_what_contradicts_between_the_two_observations_starts_over(event: Callab
     assert writes(world, "uncordon")[0].time >= when + 2.0
     calls = [key for key in world.steering.calls if key[0] == READ]
     assert len(calls) >= 6
+
+
+def test_what_contradicts_during_the_second_observation_starts_over() -> None:
+    world = World()
+    times: list[float] = []
+
+    def pass_by() -> None:
+        """A holder comes and goes after the pods were read: only the watch has seen it."""
+        times.append(world.clock.time)
+        world.cluster.add_pod(gpu_pod())
+        world.cluster.watches[-1].extra.append(world.cluster.watches[-1].state())
+        world.cluster.remove_pod("team-a/train-0")
+
+    world.steering.after["cluster.read_pods", 5] = pass_by
+    outcome = world.run()
+    assert outcome.exit_code == 0, outcome.error
+    assert writes(world, "uncordon")[0].time >= times[0] + 2.0
 
 
 def test_a_holder_that_a_late_watch_of_the_node_hides_starts_over_all_the_same() -> None:
