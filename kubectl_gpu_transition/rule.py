@@ -362,10 +362,9 @@ class _Document:
 
     def _span(self, node: ScalarNode) -> tuple[int, int, str]:
         start, end = self._origin(node.start_mark.index), self._origin(node.end_mark.index)
-        quote, raw = node.style or "", self.text[start:end]
-        if raw != node.value if not quote else (raw[0], raw[-1]) != (quote, quote) or "\n" in raw:
+        if "\n" in self.text[start:end]:  # every literal and folded scalar is, so that the style is a quote or none
             raise self._refuse(node, "a value over several lines")
-        return start, end, quote
+        return start, end, node.style or ""
 
 
 def _decode(data: bytes) -> str:

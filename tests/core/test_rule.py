@@ -600,20 +600,23 @@ def test_an_object_without_a_name_is_refused(name: str) -> None:
 # --- what is checked afterwards
 
 
-@pytest.mark.parametrize("title", ["another character changes", "the block moves to another line", "the block is not what the patch says"])
+@pytest.mark.parametrize("title", ["another character changes", "the block comes back elsewhere", "the block is not what the patch says"])
 def test_nothing_is_returned_when(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace, calls = rule._replace, iter(range(9))
+    replace, locate, apply, calls = rule._replace, rule._Document.locate, jsonpatch.apply_patch, iter(range(9))
 
-    def spoilt(text: str, *rest: object) -> str:
-        first = not next(calls)
-        text = replace(text, *rest)  # type: ignore[arg-type]
-        return {"another character changes": text + "# x\n", "the block moves to another line": "\n" + text}[title] if first else text
+    def spoil_text(*arguments: Any) -> str:
+        return replace(*arguments) + "# x\n" * (next(calls) == 0)
 
-    if "patch" in title:
-        apply = jsonpatch.apply_patch
-        monkeypatch.setattr(jsonpatch, "apply_patch", lambda document, patch: apply(document, patch[:5]))
+    def spoil_place(document: Any, node: str) -> Any:
+        block, *rest = locate(document, node)
+        return Block(block.node, block.name, block.mode, block.index + next(calls), block.line), *rest
+
+    if "character" in title:
+        monkeypatch.setattr(rule, "_replace", spoil_text)
+    elif "elsewhere" in title:
+        monkeypatch.setattr(rule._Document, "locate", spoil_place)
     else:
-        monkeypatch.setattr(rule, "_replace", spoilt)
+        monkeypatch.setattr(jsonpatch, "apply_patch", lambda document, patch: apply(document, patch[:5]))
     with pytest.raises(RuleError, match="line 10: the edited block of node gpu-1 does not read back"):
         edit_block(GPU_1.encode(), "gpu-1", HAMI, VM, PATH)
 
