@@ -10,17 +10,16 @@ import re
 from dataclasses import dataclass, replace
 
 from kubectl_gpu_transition import plan
+from kubectl_gpu_transition.facts import Observation
+from kubectl_gpu_transition.flux import find_gitops
 from kubectl_gpu_transition.gates import GATES, find_comments, find_open_gates
 from kubectl_gpu_transition.holders import describe_holder, find_holders
-from kubectl_gpu_transition.marks import find_marks, find_pod_marks
+from kubectl_gpu_transition.marks import find_operations
 from kubectl_gpu_transition.model import (
     ANNOTATION,
     Check,
     CommitFacts,
-    GitopsFacts,
-    Holder,
     NodeView,
-    Observation,
     Problem,
     Request,
     TipFacts,
@@ -122,7 +121,8 @@ def evaluate_abandon(look: Look) -> tuple[Check, ...]:
     node = look.observation.node
     cordon = judge_abandon(look.request, node, look.claim, tip) if isinstance(node, NodeView) else replace(_node(look), name="cordon")
     holders = _holders(look)
-    holders = replace(holders, status="warn") if holders.status == "fail" and not _unread(look.observation) else holders
+    if holders.status == "fail" and not isinstance(find_holders(look.observation.facts, look.request), Problem):
+        holders = replace(holders, status="warn")
     return remote, rule, judge_fleet_cluster(look), cordon, holders
 
 
@@ -134,7 +134,7 @@ def node_checks(look: Look) -> tuple[Check, ...]:
 def is_at_target(request: Request, observation: Observation, fleet_cluster: Check) -> bool:
     """Whether the node was already there and nothing is left to do (spec section 3, "already at the target")."""
     node, tip, target = observation.node, observation.tip, request.target
-    if not isinstance(node, NodeView) or isinstance(tip, Problem) or isinstance(observation.pods, Problem) or target is None:
+    if not isinstance(node, NodeView) or isinstance(tip, Problem) or isinstance(observation.facts.pods, Problem) or target is None:
         return False
     return (
         {request.source, target} <= set(supported_modes())
@@ -144,7 +144,7 @@ def is_at_target(request: Request, observation: Observation, fleet_cluster: Chec
         and not node.unschedulable
         and not node.deleting
         and ANNOTATION not in node.annotations
-        and not find_missing_owners(find_owners(observation.pods, request.node), target)
+        and not find_missing_owners(find_owners(observation.facts.pods, request.node), target)
         and fleet_cluster.status != "fail"
     )
 
@@ -342,11 +342,10 @@ def _normal_url(url: str) -> str:
 
 def judge_fleet_cluster(look: Look) -> Check:
     """The check ``fleet-cluster``: that the cluster behind the kubeconfig is CLUSTER and follows what this checkout pushes."""
-    gitops, request, route = look.observation.gitops, look.request, look.observation.checkout.route
+    gitops, request, route = find_gitops(look.observation.facts), look.request, look.observation.checkout.route
     absent = "warn" if request.ignore_missing_gitops else "fail"
     if isinstance(gitops, Problem):
         return _fail("fleet-cluster", gitops)
-    assert isinstance(gitops, GitopsFacts)
     accept = "if this cluster has no Flux: --ignore-missing-gitops"
     if gitops.path is None:
         return Check(
@@ -450,22 +449,10 @@ def _cordon(look: Look) -> Check:
     return judge_cordon(look.request, node, look.claim, look.orphan)
 
 
-def _unread(observation: Observation) -> Problem | None:
-    return next((fact for fact in (observation.pods, observation.gpu_names) if isinstance(fact, Problem)), None)
-
-
-def holders_of(request: Request, observation: Observation) -> tuple[Holder, ...] | Problem:
-    """The holders that an observation shows, or what could not be read."""
-    problem = _unread(observation)
-    if problem is not None or isinstance(observation.pods, Problem) or isinstance(observation.gpu_names, Problem):
-        return problem or Problem("holders were not read")
-    return find_holders(observation.pods, request.node, observation.gpu_names | frozenset(request.gpu_resources))
-
-
 def _holders(look: Look) -> Check:
     if look.observation.node is None:
         return Check("holders", "skip", "there is no such node")
-    holders = holders_of(look.request, look.observation)
+    holders = find_holders(look.observation.facts, look.request)
     if isinstance(holders, Problem):
         return _fail("holders", Problem(f"holders can not be told: {holders.message}", holders.remedy))
     if holders:
@@ -483,10 +470,9 @@ def _other_actors(look: Look) -> Check:
     node = look.observation.node
     if not isinstance(node, NodeView):
         return Check("other-actors", "skip", "the node was not read")
-    if isinstance(look.observation.pods, Problem):
-        unread = look.observation.pods
-        return _fail("other-actors", Problem(f"whether a pod upgrades the node can not be told: {unread.message}", unread.remedy))
-    marks = (*find_marks(node), *find_pod_marks(look.observation.pods, node.name))
+    marks = find_operations(node, look.observation.facts)
+    if isinstance(marks, Problem):
+        return _fail("other-actors", Problem(f"whether another operation is at work can not be told: {marks.message}", marks.remedy))
     if marks:
         return Check("other-actors", "fail", f"another operation is at work: {'; '.join(marks)}", "let it end, or end it with its own tool")
     return Check("other-actors", "pass", "no mark of another operation")

@@ -23,6 +23,7 @@ from functools import partial
 
 from kubectl_gpu_transition import plan, resume
 from kubectl_gpu_transition.checks import Look, evaluate, evaluate_abandon, is_at_target, judge_fleet_cluster, moot_checks, node_checks
+from kubectl_gpu_transition.facts import Observation
 from kubectl_gpu_transition.failures import (
     EndedElsewhere,
     Failure,
@@ -42,7 +43,6 @@ from kubectl_gpu_transition.model import (
     Check,
     CommitFacts,
     NodeView,
-    Observation,
     Outcome,
     Plan,
     Problem,
@@ -164,9 +164,7 @@ class Engine:
             self.probe = self.probe or (known(session.fleet.probe_push),)
             push = self.probe[0]
         look = Look(request, observation, claim, verdict, self._edit(observation), self._orphan(observation, claim), push)
-        session.outcome.holders = ()
-        if not isinstance(observation.pods, Problem) and not isinstance(observation.gpu_names, Problem):
-            session.find_holders(observation.pods, observation.gpu_names)
+        session.find_holders(observation.facts)
         return look
 
     def _edit(self, observation: Observation) -> Edit | RuleError | Problem | None:
@@ -183,7 +181,7 @@ class Engine:
         request, tip = self.request, observation.tip
         if claim.kind != "none" or request.target is None or not isinstance(tip, TipFacts) or tip.tip is None:
             return None
-        node, pods = observation.node, observation.pods
+        node, pods = observation.node, observation.facts.pods
         if resume.read_rule_mode(tip.rule, request.node) is not request.target or not isinstance(node, NodeView):
             return None
         arrived = not isinstance(pods, Problem) and not find_missing_owners(find_owners(pods, node.name), request.target)

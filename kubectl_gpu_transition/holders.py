@@ -7,10 +7,10 @@ forced deletion.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from itertools import groupby
 
-from kubectl_gpu_transition.model import Holder, PodView
+from kubectl_gpu_transition.facts import Facts
+from kubectl_gpu_transition.model import Holder, PodView, Problem, Request
 
 # Prefixes of native GPU resources (spec section 5); DRA's implicit extended resources begin with the last one.
 _PREFIXES = ("nvidia.com/", "requests.nvidia.com/", "gpu.intel.com/", "amd.com/gpu", "deviceclass.resource.kubernetes.io/")
@@ -26,17 +26,38 @@ def gpu_resources(pod: PodView, more: frozenset[str]) -> tuple[str, ...]:
     empty where it is no holder."""
     names = sorted(name for name in pod.resources if is_gpu_resource(name, more))
     allocations = pod.allocations if pod.allocated_node in ("", pod.node) else ()
-    return (*names, *(f"claim {name}" for name in sorted(pod.claims)), *(f"annotation {key}" for key in allocations))
+    return (
+        *names,
+        *(f"claim {claim.name or claim.reference}" for claim in sorted(pod.claims, key=lambda claim: claim.name or claim.reference)),
+        *(f"annotation {key}" for key in allocations),
+    )
 
 
-def find_holders(pods: Iterable[PodView], node: str, more: frozenset[str]) -> tuple[Holder, ...]:
-    """Every holder on the node, sorted, grouped by controller (namespace, kind, name)."""
+# What has to be read before anybody can say that nobody holds a GPU.
+_NEEDED = ("pods", "unbound", "volumes", "permitted", "classes", "claims", "slices", "machines")
+
+
+def find_gpu_names(facts: Facts, request: Request) -> frozenset[str] | Problem:
+    """Resource names that count as a GPU beside the native ones: KubeVirt's, those of DeviceClasses, and the request's (which has the
+    annotation's too)."""
+    if isinstance(facts.permitted, Problem) or isinstance(facts.classes, Problem):
+        return facts.find_problem("permitted", "classes") or Problem("names were not read")
+    return frozenset().union(request.gpu_resources, *facts.permitted, (name for name in facts.classes if name))
+
+
+def find_holders(facts: Facts, request: Request) -> tuple[Holder, ...] | Problem:
+    """Every holder on the request's node, sorted, grouped by controller (namespace, kind, name); a Problem where anything that could
+    show one was not read."""
+    problem, more, node = facts.find_problem(*_NEEDED), find_gpu_names(facts, request), request.node
+    if problem is not None or isinstance(more, Problem) or isinstance(facts.pods, Problem):
+        return problem or Problem("holders were not read")
 
     def key(pod: PodView) -> tuple[str, str, str]:
         return (pod.namespace, pod.controller.kind, pod.controller.name) if pod.controller else (pod.namespace, "Pod", pod.name)
 
     holding = sorted(
-        (pod for pod in pods if pod.node == node and not pod.finished and gpu_resources(pod, more)), key=lambda pod: (key(pod), pod.name)
+        (pod for pod in facts.pods if pod.node == node and not pod.finished and gpu_resources(pod, more)),
+        key=lambda pod: (key(pod), pod.name),
     )
     return tuple(_holder(*controller, tuple(group), more) for controller, group in groupby(holding, key))
 

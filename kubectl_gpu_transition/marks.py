@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
 
-from kubectl_gpu_transition.model import NodeView, PodView
+from kubectl_gpu_transition.facts import Facts
+from kubectl_gpu_transition.model import NodeView, Problem
 
 # label -> values that mean "nothing going on" beside absent and empty; a failed state is a mark too
 _LABELS = {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done", "nvidia.com/mig.config.state": "success"}
@@ -33,7 +34,29 @@ def find_marks(node: NodeView) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def find_pod_marks(pods: Iterable[PodView], node: str) -> tuple[str, ...]:
-    """Each unfinished pod on the node that upgrades it (a plan of the system upgrade controller), in words, sorted."""
-    upgrading = [pod for pod in pods if pod.node == node and not pod.finished and _POD_LABEL in pod.labels]
-    return tuple(sorted(f"pod {pod.namespace}/{pod.name} of the upgrade plan {pod.labels[_POD_LABEL]!r}" for pod in upgrading))
+# kured's lock: an annotation of its DaemonSet, JSON with the node's name in nodeID (kubereboot/kured: pkg/daemonsetlock).
+_KURED, _LOCK = ("kube-system", "kured"), "weave.works/kured-node-lock"
+
+
+def find_operations(node: NodeView, facts: Facts) -> tuple[str, ...] | Problem:
+    """Each mark of another operation on the node, in words, in the table's order; a Problem where a place of the table was not read."""
+    if isinstance(facts.pods, Problem) or isinstance(facts.maintenances, Problem) or isinstance(facts.daemonsets, Problem):
+        return facts.find_problem("pods", "maintenances", "daemonsets") or Problem("marks were not read")
+    marks = list(find_marks(node))
+    marks += sorted(f"NodeMaintenance {found.name} names the node" for found in facts.maintenances if found.node == node.name)
+    upgrading = [pod for pod in facts.pods if pod.node == node.name and not pod.finished and _POD_LABEL in pod.labels]
+    marks += sorted(f"pod {pod.namespace}/{pod.name} of the upgrade plan {pod.labels[_POD_LABEL]!r}" for pod in upgrading)
+    for found in facts.daemonsets:
+        if (found.namespace, found.name) == _KURED and _LOCK in found.annotations and _holds_lock(found.annotations[_LOCK], node.name):
+            marks.append(f"annotation {_LOCK} of DaemonSet kube-system/kured does not name another node")
+    return tuple(marks)
+
+
+def _holds_lock(text: str, node: str) -> bool:
+    """Whether kured's lock is this node's. One that can not be read may be."""
+    try:
+        lock = json.loads(text)
+    except ValueError:
+        return True
+    name = lock.get("nodeID") if isinstance(lock, dict) else None
+    return not isinstance(name, str) or name in ("", node)

@@ -101,10 +101,20 @@ class Controller:
 
 
 @dataclass(frozen=True)
+class PodClaim:
+    """A ResourceClaim that a pod names: ``reference`` is the pod's own name for it, ``name`` the claim's, None while it is not known."""
+
+    reference: str
+    name: str | None
+
+
+@dataclass(frozen=True)
 class PodView:
     """One pod as read. ``resources`` are the names it requests or limits in a positive quantity, in any container or as overhead.
 
-    ``allocations`` are the keys of HAMi's allocation annotations on it, ``allocated_node`` the node that these name, empty for none.
+    ``allocations`` are the keys of HAMi's allocation annotations on it, ``allocated_node`` the node that these name, empty for none,
+    ``bind_phase`` what HAMi says of its binding; ``nominated`` the node that the scheduler is making room on for it; ``volumes`` the
+    names of its PersistentVolumeClaims.
     """
 
     namespace: str
@@ -118,11 +128,15 @@ class PodView:
     grace: int | None
     controller: Controller | None
     resources: frozenset[str]
-    claims: tuple[str, ...]
+    claims: tuple[PodClaim, ...]
     waiting: str | None
     labels: Mapping[str, str] = field(default_factory=dict)
     allocations: tuple[str, ...] = ()
     allocated_node: str = ""
+    bind_phase: str = ""
+    nominated: str = ""
+    volumes: tuple[str, ...] = ()
+    static: bool = False
 
     @property
     def finished(self) -> bool:
@@ -241,23 +255,6 @@ class Advance:
     done: bool
     message: str
     remedy: str | None = None
-
-
-# ---------------------------------------------------------------- one look
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One set of fresh reads of everything a decision needs. ``node`` is None where it does not exist. ``taken`` is the monotonic
-    time in seconds of its last read."""
-
-    node: NodeView | Problem | None
-    pods: tuple[PodView, ...] | Problem
-    gpu_names: frozenset[str] | Problem
-    gitops: GitopsFacts | Problem
-    checkout: CheckoutFacts
-    tip: TipFacts | Problem
-    taken: float
 
 
 # ---------------------------------------------------------------- decisions

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from kubectl_gpu_transition.model import Advance, CheckoutFacts, CommitFacts, GitopsFacts, NodeView, PodView, Problem, PushResult, TipFacts
+from kubectl_gpu_transition.facts import Facts
+from kubectl_gpu_transition.model import Advance, CheckoutFacts, CommitFacts, NodeView, Problem, PushResult, TipFacts
 
 
 class Cluster(Protocol):
@@ -17,14 +18,9 @@ class Cluster(Protocol):
     def read_node(self, name: str) -> NodeView | None:
         """The node, or None where it does not exist (404)."""
 
-    def read_pods(self, node: str) -> tuple[PodView, ...]:
-        """Every pod bound to the node, all namespaces, to the last page."""
-
-    def read_gpu_names(self) -> frozenset[str]:
-        """Resource names that KubeVirt's permitted host devices add (spec section 5); empty where KubeVirt is absent."""
-
-    def read_gitops(self) -> GitopsFacts:
-        """What Flux is told to apply for this cluster."""
+    def read_facts(self, node: str, whole: bool) -> Facts:
+        """Everything of the cluster that a decision about the node needs, side by side and each list to its last page. What could not be
+        read is a Problem in its field; never raises for it. Without ``whole`` what only a preflight asks is left out."""
 
     def patch_node(
         self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False, late: Callable[[], bool] | None = None
@@ -57,9 +53,7 @@ class Signal(Protocol):
     @property
     def gone(self) -> bool: ...
     @property
-    def pods(self) -> tuple[PodView, ...] | None: ...
-    @property
-    def gpu_names(self) -> frozenset[str] | None: ...
+    def facts(self) -> Facts | None: ...
     @property
     def broke(self) -> bool: ...
     @property

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from kubectl_gpu_transition import plan, resume
 from kubectl_gpu_transition.checks import Look, judge_gates
 from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Failure, LostGuard, Refused, RemoteMoved, RemoteRejected, UnknownOutcome
-from kubectl_gpu_transition.marks import find_marks, find_pod_marks
+from kubectl_gpu_transition.marks import find_marks, find_operations
 from kubectl_gpu_transition.model import ANNOTATION, Advance, History, NodeView, Plan, Problem, Request, TipFacts, Transaction
 from kubectl_gpu_transition.patches import announce_patch, restore_patch
 from kubectl_gpu_transition.record import decode, encode, find_foreign_cordon
@@ -21,9 +22,19 @@ from kubectl_gpu_transition.session import Session
 from kubectl_gpu_transition.target import find_missing_labels
 from kubectl_gpu_transition.writes import carries, cordoned_under, edited_record, node_gone, write_node
 
+T = TypeVar("T")
+
 STALE = 10.0  # seconds after which an observation is not good enough for a write (spec section 4)
 TAKE_UPS = 3  # how often a tip that moved on is taken up (spec section 9)
 ROUNDS = 12  # how often the way to the push may start over before it is given up as a lost guard
+
+
+def _told(fact: T | Problem) -> T:
+    """A fact that the push depends on. Raises Refused where it is not to be had."""
+    if isinstance(fact, Problem):
+        message = f"whether the node is still free could not be told: {fact.message}"
+        raise Refused("recheck-unread", message, fact.remedy or "resume when the API server answers")
+    return fact
 
 
 def _unfit(reasons: list[str]) -> Refused:
@@ -165,22 +176,22 @@ class Push:
                 session.stop_if_interrupted()
                 node = session.cluster.read_node(self.request.node)
                 state = self._judge_before_push(node)
-                pods, names = session.cluster.read_pods(self.request.node), session.cluster.read_gpu_names()
-                session.see(node, pods)
-                holders = session.find_holders(pods, names)
-                marks = find_pod_marks(pods, self.request.node)
-                if marks and state == "ready":
+                facts = session.cluster.read_facts(self.request.node, whole=False)
+                session.see(node, facts)
+                found = session.find_holders(facts), find_operations(node, facts) if node is not None else ()
+                if state != "ready":
+                    step.message = "another run of this transaction is at work; the tip decides"
+                    return state
+                holders, marks = _told(found[0]), _told(found[1])
+                if marks:
                     raise _unfit([f"another operation is at work: {mark}" for mark in marks])
-                if holders and state == "ready":
+                if holders:
                     shown = "; ".join(f"{h.namespace}/{h.kind}/{h.name} ({', '.join(h.pods)})" for h in holders)
                     raise Refused(
                         "holder-appeared",
                         f"somebody holds a GPU on the node since the preflight: {shown}",
                         "; ".join(plan.point_at_cluster(self.request, h.advice) for h in holders),
                     )
-                if state != "ready":
-                    step.message = "another run of this transaction is at work; the tip decides"
-                    return state
             self.rechecked = session.clock.monotonic()
             step.message = "no holders, twice"
             return "ready"

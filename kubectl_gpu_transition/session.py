@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kubectl_gpu_transition.facts import Facts, Observation
 from kubectl_gpu_transition.failures import Failure, Interrupted
 from kubectl_gpu_transition.holders import find_holders
 from kubectl_gpu_transition.model import (
     CheckoutFacts,
-    GitopsFacts,
     Holder,
     NodeView,
-    Observation,
     Outcome,
-    PodView,
     Problem,
     Request,
     Step,
@@ -108,45 +106,39 @@ class Session:
 
     # ------------------------------------------------------------ looking
 
-    def gpu_names(self, names: frozenset[str]) -> frozenset[str]:
-        """Resource names that count as a GPU beside the native ones: the cluster's and the request's (which has the annotation's too)."""
-        return names | frozenset(self.request.gpu_resources)
+    def find_holders(self, facts: Facts) -> tuple[Holder, ...] | Problem:
+        """The holders that these facts show, kept for the report."""
+        holders = find_holders(facts, self.request)
+        self.outcome.holders = () if isinstance(holders, Problem) else holders
+        return holders
 
-    def find_holders(self, pods: tuple[PodView, ...], names: frozenset[str]) -> tuple[Holder, ...]:
-        """Holders among these pods, kept for the report."""
-        self.outcome.holders = find_holders(pods, self.request.node, self.gpu_names(names))
-        return self.outcome.holders
-
-    def see(self, node: NodeView | None, pods: tuple[PodView, ...] | Problem | None = None) -> None:
+    def see(self, node: NodeView | None, facts: Facts | None = None) -> None:
         """Keep the latest look for the report."""
         if node is not None:
             self.outcome.node = node
-        if isinstance(pods, tuple):
-            self.outcome.owners = find_owners(pods, self.request.node)
+        if facts is not None and not isinstance(facts.pods, Problem):
+            self.outcome.owners = find_owners(facts.pods, self.request.node)
 
     def read_tip(self) -> TipFacts | Problem:
         """The tip, with the history since the transaction's base."""
         return known(lambda: self.fleet.read_tip(self.request.cluster, self.running.base))
 
     def observe(self, checkout: CheckoutFacts | None = None) -> Observation:
-        """One observation: the node first, then the tip, then the rest side by side (spec section 7). A checkout given is not read again:
-        while we wait nothing depends on it."""
+        """One observation: the node first, then the tip, then the rest side by side (spec section 7). A checkout given is not read again,
+        nor what only a preflight asks: while we wait nothing depends on it."""
         node = known(lambda: self.cluster.read_node(self.request.node))
         base = None
         if isinstance(node, NodeView):
             claim = read_claim(node, self.request.cluster, None)
             base = claim.transaction.base if claim.kind == "ours" and claim.transaction else None
         tip = known(lambda: self.fleet.read_tip(self.request.cluster, base))
-        pool = ThreadPoolExecutor(max_workers=4)
+        pool = ThreadPoolExecutor(max_workers=1)
         try:
-            pods = pool.submit(known, lambda: self.cluster.read_pods(self.request.node))
-            names = pool.submit(known, self.cluster.read_gpu_names)
-            gitops = pool.submit(known, self.cluster.read_gitops)
+            reading = pool.submit(self.cluster.read_facts, self.request.node, checkout is None)
             local = checkout or self.fleet.read_checkout(self.request.cluster)
-            facts: GitopsFacts | Problem = gitops.result()
-            observation = Observation(node, pods.result(), names.result(), facts, local, tip, self.clock.monotonic())
+            observation = Observation(node, reading.result(), local, tip, self.clock.monotonic())
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt nobody waits for a server that does not answer
         self.checkout = local
-        self.see(node if isinstance(node, NodeView) else None, observation.pods)
+        self.see(node if isinstance(node, NodeView) else None, observation.facts)
         return observation

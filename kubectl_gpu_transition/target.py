@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kubectl_gpu_transition.facts import Facts
 from kubectl_gpu_transition.holders import describe_holder
-from kubectl_gpu_transition.marks import find_marks, find_pod_marks
-from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, Holder, NodeView, Owner, PodView
+from kubectl_gpu_transition.marks import find_marks, find_operations
+from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, Holder, NodeView, Owner, PodView, Problem
 from kubectl_gpu_transition.modes import CONFLICTING_OWNERS, LABELS, MODES, Mode, label_values
 from kubectl_gpu_transition.record import find_foreign_cordon
 
@@ -74,8 +75,9 @@ def find_missing_owners(owners: Iterable[Owner], mode: Mode) -> list[str]:
     return missing
 
 
-def find_missing(goal: Goal, node: NodeView, pods: tuple[PodView, ...], holders: Iterable[Holder]) -> list[str]:
-    """Conditions 1 to 6 of spec section 7, in that order; condition 7 (the tip) needs the fleet and is the engine's to add."""
+def find_missing(goal: Goal, node: NodeView, facts: Facts, holders: tuple[Holder, ...] | Problem) -> list[str]:
+    """Conditions 1 to 6 of spec section 7, in that order; condition 7 (the tip) needs the fleet and is the engine's to add. What could
+    not be read is missing."""
     missing = []
     if node.ready != "True":
         missing.append(f"node Ready is {node.ready}")
@@ -89,11 +91,20 @@ def find_missing(goal: Goal, node: NodeView, pods: tuple[PodView, ...], holders:
     labels = find_missing_labels(node, goal.mode)
     if labels:
         missing.append(f"labels {len(LABELS) - len(labels)}/{len(LABELS)}: {'; '.join(labels)}")
-    if goal.no_holders:
+    operations, unread = find_operations(node, facts), []
+    if goal.no_holders and isinstance(holders, Problem):
+        unread.append(holders)
+    elif goal.no_holders and not isinstance(holders, Problem):
         missing += [f"holder {describe_holder(holder)}" for holder in holders]
-    missing += find_missing_owners(find_owners(pods, node.name), goal.mode)
-    missing += [f"another operation: {mark}" for mark in (*find_marks(node), *find_pod_marks(pods, node.name))]
-    return missing
+    if isinstance(facts.pods, Problem):
+        unread.append(facts.pods)
+    else:
+        missing += find_missing_owners(find_owners(facts.pods, node.name), goal.mode)
+    if isinstance(operations, Problem):
+        unread.append(operations)
+    else:
+        missing += [f"another operation: {mark}" for mark in operations]
+    return missing + [f"could not be read: {message}" for message in dict.fromkeys(problem.message for problem in unread)]
 
 
 def is_same_ground(before: NodeView, after: NodeView) -> bool:

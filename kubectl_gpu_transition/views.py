@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kubectl_gpu_transition.failures import Malformed
-from kubectl_gpu_transition.model import Controller, FieldEntry, GitopsFacts, NodeView, PodView
+from kubectl_gpu_transition.model import Controller, FieldEntry, NodeView, PodClaim, PodView
 
 # Kubernetes quantities: a signed decimal with an optional exponent, binary or decimal suffix (apimachinery, resource.Quantity).
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
@@ -23,7 +23,8 @@ def is_positive(quantity: object) -> bool:
     return True if match is None else float(match.group(1)) > 0
 
 
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    """An object, empty where there is none. Raises Malformed."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -31,7 +32,8 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _items(value: object, where: str) -> Sequence[Any]:
+def items(value: object, where: str) -> Sequence[Any]:
+    """A list, empty where there is none. Raises Malformed."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -39,11 +41,13 @@ def _items(value: object, where: str) -> Sequence[Any]:
     return value
 
 
-def _texts(value: object, where: str) -> dict[str, str]:
-    return {str(key): "" if text is None else str(text) for key, text in _mapping(value, where).items()}
+def texts(value: object, where: str) -> dict[str, str]:
+    """A map of texts, empty where there is none. Raises Malformed."""
+    return {str(key): "" if text is None else str(text) for key, text in mapping(value, where).items()}
 
 
-def _required(meta: Mapping[str, Any], key: str, what: str) -> str:
+def required(meta: Mapping[str, Any], key: str, what: str) -> str:
+    """A text of the metadata that has to be there. Raises Malformed."""
     value = meta.get(key)
     if not isinstance(value, str) or not value:
         raise Malformed("malformed-object", f"{what} has no metadata.{key}")
@@ -53,9 +57,9 @@ def _required(meta: Mapping[str, Any], key: str, what: str) -> str:
 def _entries(value: object, what: str) -> tuple[FieldEntry, ...] | None:
     """``metadata.managedFields``; None where the server keeps none for the object."""
     entries = []
-    for raw in _items(value, f"{what} metadata.managedFields"):
-        raw = _mapping(raw, f"{what} metadata.managedFields[]")
-        spec = _mapping(_mapping(raw.get("fieldsV1"), "fieldsV1").get("f:spec"), "fieldsV1 f:spec")
+    for raw in items(value, f"{what} metadata.managedFields"):
+        raw = mapping(raw, f"{what} metadata.managedFields[]")
+        spec = mapping(mapping(raw.get("fieldsV1"), "fieldsV1").get("f:spec"), "fieldsV1 f:spec")
         entries.append(
             FieldEntry(
                 str(raw.get("manager") or ""),
@@ -70,33 +74,33 @@ def _entries(value: object, what: str) -> tuple[FieldEntry, ...] | None:
 
 def node_view(obj: object) -> NodeView:
     """A core/v1 Node as the API serves it. Raises Malformed."""
-    node = _mapping(obj, "the node")
-    meta = _mapping(node.get("metadata"), "the node's metadata")
-    name = _required(meta, "name", "the node")
+    node = mapping(obj, "the node")
+    meta = mapping(node.get("metadata"), "the node's metadata")
+    name = required(meta, "name", "the node")
     what = f"node {name}"
-    spec = _mapping(node.get("spec"), f"{what} spec")
-    status = _mapping(node.get("status"), f"{what} status")
+    spec = mapping(node.get("spec"), f"{what} spec")
+    status = mapping(node.get("status"), f"{what} status")
     conditions = {}
-    for raw in _items(status.get("conditions"), f"{what} status.conditions"):
-        raw = _mapping(raw, f"{what} status.conditions[]")
+    for raw in items(status.get("conditions"), f"{what} status.conditions"):
+        raw = mapping(raw, f"{what} status.conditions[]")
         conditions[str(raw.get("type"))] = str(raw.get("status"))
     unschedulable = spec.get("unschedulable")
     if unschedulable not in (None, True, False):
         raise Malformed("malformed-object", f"{what} spec.unschedulable is {unschedulable!r}")
     return NodeView(
         name=name,
-        uid=_required(meta, "uid", what),
-        version=_required(meta, "resourceVersion", what),
-        labels=_texts(meta.get("labels"), f"{what} labels"),
-        annotations=_texts(meta.get("annotations"), f"{what} annotations"),
+        uid=required(meta, "uid", what),
+        version=required(meta, "resourceVersion", what),
+        labels=texts(meta.get("labels"), f"{what} labels"),
+        annotations=texts(meta.get("annotations"), f"{what} annotations"),
         has_annotations=meta.get("annotations") is not None,
         unschedulable=bool(unschedulable),
         ready=conditions.get("Ready", "absent"),
         deleting=bool(meta.get("deletionTimestamp")),
-        taints=tuple(str(_mapping(taint, "taint").get("key")) for taint in _items(spec.get("taints"), f"{what} taints")),
+        taints=tuple(str(mapping(taint, "taint").get("key")) for taint in items(spec.get("taints"), f"{what} taints")),
         conditions=conditions,
         managers=_entries(meta.get("managedFields"), what),
-        allocatable=_texts(status.get("allocatable"), f"{what} allocatable"),
+        allocatable=texts(status.get("allocatable"), f"{what} allocatable"),
     )
 
 
@@ -105,11 +109,11 @@ _STATUS_LISTS = ("initContainerStatuses", "containerStatuses", "ephemeralContain
 
 
 def _resources(spec: Mapping[str, Any], what: str) -> Iterator[str]:
-    demands = [_mapping(spec.get("overhead"), f"{what} overhead")]
-    holders = [_mapping(c, f"{what} {kind}[]") for kind in _CONTAINER_LISTS for c in _items(spec.get(kind), f"{what} {kind}")]
+    demands = [mapping(spec.get("overhead"), f"{what} overhead")]
+    holders = [mapping(c, f"{what} {kind}[]") for kind in _CONTAINER_LISTS for c in items(spec.get(kind), f"{what} {kind}")]
     for holder in [spec, *holders]:
-        resources = _mapping(holder.get("resources"), f"{what} resources")
-        demands += [_mapping(resources.get(side), f"{what} resources.{side}") for side in ("requests", "limits")]
+        resources = mapping(holder.get("resources"), f"{what} resources")
+        demands += [mapping(resources.get(side), f"{what} resources.{side}") for side in ("requests", "limits")]
     for demand in demands:
         yield from (str(name) for name, quantity in demand.items() if is_positive(quantity))
 
@@ -117,11 +121,11 @@ def _resources(spec: Mapping[str, Any], what: str) -> Iterator[str]:
 def _waiting(status: Mapping[str, Any], what: str) -> str | None:
     """Why the pod is not up, in words: the first container that waits or has failed, init containers first."""
     for kind in _STATUS_LISTS:
-        for raw in _items(status.get(kind), f"{what} {kind}"):
-            raw = _mapping(raw, f"{what} {kind}[]")
-            state = _mapping(raw.get("state"), f"{what} state")
-            waiting = _mapping(state.get("waiting"), f"{what} waiting")
-            ended = _mapping(state.get("terminated"), f"{what} terminated")
+        for raw in items(status.get(kind), f"{what} {kind}"):
+            raw = mapping(raw, f"{what} {kind}[]")
+            state = mapping(raw.get("state"), f"{what} state")
+            waiting = mapping(state.get("waiting"), f"{what} waiting")
+            ended = mapping(state.get("terminated"), f"{what} terminated")
             label = "init container" if kind.startswith("init") else "container"
             if waiting:
                 # Whoever runs the container has written it: it stays on one line.
@@ -138,37 +142,35 @@ def _waiting(status: Mapping[str, Any], what: str) -> str | None:
 # node it chose (Project-HAMi/HAMi: pkg/util/types.go, pkg/device/*/device.go).
 _ALLOCATION = re.compile(r"hami\.io/.+-devices-(?:to-allocate|allocated)")
 _ALLOCATED_NODE = "hami.io/vgpu-node"
+_BIND_PHASE = "hami.io/bind-phase"
+_MIRROR = "kubernetes.io/config.mirror"  # on the mirror of a static pod
 
 
 def pod_view(obj: object) -> PodView:
     """A core/v1 Pod as the API serves it. Raises Malformed."""
-    pod = _mapping(obj, "a pod")
-    meta = _mapping(pod.get("metadata"), "a pod's metadata")
-    namespace, name = _required(meta, "namespace", "a pod"), _required(meta, "name", "a pod")
+    pod = mapping(obj, "a pod")
+    meta = mapping(pod.get("metadata"), "a pod's metadata")
+    namespace, name = required(meta, "namespace", "a pod"), required(meta, "name", "a pod")
     what = f"pod {namespace}/{name}"
-    spec = _mapping(pod.get("spec"), f"{what} spec")
-    status = _mapping(pod.get("status"), f"{what} status")
+    spec = mapping(pod.get("spec"), f"{what} spec")
+    status = mapping(pod.get("status"), f"{what} status")
     controller = None
-    for raw in _items(meta.get("ownerReferences"), f"{what} ownerReferences"):
-        raw = _mapping(raw, f"{what} ownerReferences[]")
+    for raw in items(meta.get("ownerReferences"), f"{what} ownerReferences"):
+        raw = mapping(raw, f"{what} ownerReferences[]")
         if raw.get("controller") is True:
             controller = Controller(str(raw.get("apiVersion")), str(raw.get("kind")), str(raw.get("name")))
     states = [
-        _mapping(_mapping(raw, what).get("state"), f"{what} state")
+        mapping(mapping(raw, what).get("state"), f"{what} state")
         for kind in _STATUS_LISTS
-        for raw in _items(status.get(kind), f"{what} {kind}")
+        for raw in items(status.get(kind), f"{what} {kind}")
     ]
-    conditions = [_mapping(raw, f"{what} conditions[]") for raw in _items(status.get("conditions"), f"{what} conditions")]
-    claims = [str(_mapping(raw, f"{what} claim").get("name")) for raw in _items(spec.get("resourceClaims"), f"{what} resourceClaims")]
-    extended = _mapping(status.get("extendedResourceClaimStatus"), f"{what} extendedResourceClaimStatus")
-    if extended:
-        claims.append(str(extended.get("resourceClaimName")))
+    conditions = [mapping(raw, f"{what} conditions[]") for raw in items(status.get("conditions"), f"{what} conditions")]
     grace = meta.get("deletionGracePeriodSeconds")
-    annotations = _texts(meta.get("annotations"), f"{what} annotations")
+    annotations = texts(meta.get("annotations"), f"{what} annotations")
     return PodView(
         namespace=namespace,
         name=name,
-        uid=_required(meta, "uid", what),
+        uid=required(meta, "uid", what),
         node=str(spec.get("nodeName") or ""),
         phase=str(status.get("phase") or "Unknown"),
         running=any(state.get("running") is not None for state in states),
@@ -177,48 +179,45 @@ def pod_view(obj: object) -> PodView:
         grace=grace if isinstance(grace, int) else None,
         controller=controller,
         resources=frozenset(_resources(spec, what)),
-        claims=tuple(claims),
+        claims=tuple(_claims(spec, status, what)),
         waiting=_waiting(status, what),
-        labels=_texts(meta.get("labels"), f"{what} labels"),
+        labels=texts(meta.get("labels"), f"{what} labels"),
         allocations=tuple(sorted(key for key in annotations if _ALLOCATION.fullmatch(key) or key == _ALLOCATED_NODE)),
         allocated_node=annotations.get(_ALLOCATED_NODE, ""),
+        bind_phase=annotations.get(_BIND_PHASE, ""),
+        nominated=str(status.get("nominatedNodeName") or ""),
+        volumes=tuple(_volumes(name, spec, what)),
+        static=_MIRROR in annotations,
     )
 
 
-def permitted_host_devices(kubevirt: object) -> frozenset[str]:
-    """Resource names that one KubeVirt CR permits (``spec.configuration.permittedHostDevices``; kubevirt.io API)."""
-    spec = _mapping(_mapping(kubevirt, "a KubeVirt").get("spec"), "KubeVirt spec")
-    configuration = _mapping(spec.get("configuration"), "KubeVirt spec.configuration")
-    permitted = _mapping(configuration.get("permittedHostDevices"), "KubeVirt permittedHostDevices")
-    names = set()
-    for kind in ("pciHostDevices", "mediatedDevices"):
-        for raw in _items(permitted.get(kind), f"KubeVirt {kind}"):
-            name = _mapping(raw, f"KubeVirt {kind}[]").get("resourceName")
-            if name:
-                names.add(str(name))
-    return frozenset(names)
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any], what: str) -> Iterator[PodClaim]:
+    """The claims that a pod names: given by name, made from a template (the name is in the status), or made for its extended resources.
 
-
-# The user part of a URL; a source's URL is shown without it.
-_USER_INFO = re.compile(r"(?<=://)[^/]*@")
-
-
-def gitops_facts(kustomization: object, source: object) -> GitopsFacts:
-    """Flux's Kustomization ``gpu-node-mode`` and its source; None for either where it does not exist. Raises Malformed.
-
-    A source that follows anything but a branch is described ("tag v1"), so that it never equals a branch name
-    (source.toolkit.fluxcd.io: ``ref.commit`` before ``name``, ``semver``, ``tag`` and ``branch``, which defaults to master).
+    A template's claim that the status says is not needed is none (core/v1, PodResourceClaimStatus: unset resourceClaimName).
     """
-    if kustomization is None:
-        return GitopsFacts(None, None, None, None)
-    spec = _mapping(_mapping(kustomization, "the Kustomization").get("spec"), "the Kustomization's spec")
-    reference = _mapping(spec.get("sourceRef"), "the Kustomization's sourceRef")
-    name = f"{reference.get('kind') or 'GitRepository'} {reference.get('namespace') or 'flux-system'}/{reference.get('name')}"
-    if source is None:
-        return GitopsFacts(str(spec.get("path") or ""), name, None, None)
-    spec_of_source = _mapping(_mapping(source, "the GitRepository").get("spec"), "the GitRepository's spec")
-    ref = _mapping(spec_of_source.get("ref"), "the GitRepository's ref")
-    other = next((f"{key} {ref[key]}" for key in ("commit", "name", "semver", "tag") if ref.get(key)), None)
-    other = other.removeprefix("name refs/heads/") if other else None
-    url = _USER_INFO.sub("", str(spec_of_source.get("url") or ""))
-    return GitopsFacts(str(spec.get("path") or ""), name, url, other or str(ref.get("branch") or "master"))
+    made = {
+        str(raw.get("name")): raw.get("resourceClaimName")
+        for raw in (mapping(raw, f"{what} claim") for raw in items(status.get("resourceClaimStatuses"), f"{what} resourceClaimStatuses"))
+    }
+    for raw in items(spec.get("resourceClaims"), f"{what} resourceClaims"):
+        raw = mapping(raw, f"{what} claim")
+        key = str(raw.get("name"))
+        name = raw.get("resourceClaimName") or made.get(key)
+        if name or key not in made:
+            yield PodClaim(key, str(name) if name else None)
+    extended = mapping(status.get("extendedResourceClaimStatus"), f"{what} extendedResourceClaimStatus")
+    if extended:
+        name = str(extended.get("resourceClaimName") or "")
+        yield PodClaim(name or "extended resources", name or None)
+
+
+def _volumes(pod: str, spec: Mapping[str, Any], what: str) -> Iterator[str]:
+    """Names of the PersistentVolumeClaims that a pod uses; that of an ephemeral volume is the pod's name and the volume's."""
+    for raw in items(spec.get("volumes"), f"{what} volumes"):
+        raw = mapping(raw, f"{what} volumes[]")
+        claim = mapping(raw.get("persistentVolumeClaim"), f"{what} persistentVolumeClaim").get("claimName")
+        if claim:
+            yield str(claim)
+        elif raw.get("ephemeral") is not None:
+            yield f"{pod}-{raw.get('name')}"

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kubectl_gpu_transition.checks import Look, judge_fleet_cluster
+from kubectl_gpu_transition.facts import Facts, Observation
 from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Expired, LostGuard, Refused, RefusedByServer, UnknownOutcome
-from kubectl_gpu_transition.model import ANNOTATION, NodeView, Observation, PodView, Problem, TipFacts
+from kubectl_gpu_transition.flux import find_gitops
+from kubectl_gpu_transition.model import ANNOTATION, NodeView, Problem, TipFacts
 from kubectl_gpu_transition.patches import drop_patch, recordon_patch, uncordon_patch
 from kubectl_gpu_transition.ports import Watch
 from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon, has_own_cordon
@@ -139,13 +141,13 @@ class Wait:
             if signal.problem is not None:
                 self._show([signal.problem])
             node = signal.node
-            if node is not None and signal.pods is not None and signal.gpu_names is not None:
+            if node is not None and signal.facts is not None:
                 if self._is_old(node):
                     node = self.node or node  # one watch is behind; what the others show counts all the same
                 else:
                     fine = not self._follow(node) and fine
-                session.see(node, signal.pods)
-                missing = self._missing(node, signal.pods, signal.gpu_names)
+                session.see(node, signal.facts)
+                missing = self._missing(node, signal.facts)
                 # Without a record there is only one thing left to know, and a full observation is what tells it.
                 self.quiet = not missing or ANNOTATION not in node.annotations
                 if missing:
@@ -159,19 +161,18 @@ class Wait:
         known = self.node.version if self.node else ""
         return known.isdigit() and node.version.isdigit() and int(node.version) < int(known)
 
-    def _missing(self, node: NodeView, pods: tuple[PodView, ...], names: frozenset[str]) -> list[str]:
-        holders = self.session.find_holders(pods, names)
-        return find_missing(self.goal, node, pods, holders)
+    def _missing(self, node: NodeView, facts: Facts) -> list[str]:
+        return find_missing(self.goal, node, facts, self.session.find_holders(facts))
 
     def _missing_in(self, observation: Observation) -> list[str]:
         """What an observation lacks, condition 7 included; what could not be read is missing."""
-        node, pods, names = observation.node, observation.pods, observation.gpu_names
+        node = observation.node
         if node is None:
             raise node_gone(self.session.request.node)
-        if isinstance(node, Problem) or isinstance(pods, Problem) or isinstance(names, Problem):
-            return [f"could not be read: {fact.message}" for fact in (node, pods, names) if isinstance(fact, Problem)]
+        if isinstance(node, Problem):
+            return [f"could not be read: {node.message}"]
         changed = self._follow(node)
-        missing = self._missing(node, pods, names)
+        missing = self._missing(node, observation.facts)
         if changed:
             missing.append("the node's cordon or record has changed")
         if isinstance(observation.tip, Problem):
@@ -240,10 +241,12 @@ class Wait:
         """The record is gone: complete if the node is there (whoever removed it), else over. Returns only where that can not be read."""
         session = self.session
         observation = session.observe(session.checkout)
-        node, pods, tip = observation.node, observation.pods, observation.tip
+        node, pods, tip = observation.node, observation.facts.pods, observation.tip
         if node is None or (isinstance(node, NodeView) and node.uid != session.running.uid):
             raise node_gone(session.request.node)
-        if isinstance(node, Problem) or isinstance(pods, Problem) or isinstance(tip, Problem) or isinstance(observation.gitops, Problem):
+        if isinstance(node, Problem) or isinstance(pods, Problem) or isinstance(tip, Problem):
+            return
+        if isinstance(find_gitops(observation.facts), Problem):
             return
         look = Look(session.request, observation, Claim("none", "", None), None, None)
         if (

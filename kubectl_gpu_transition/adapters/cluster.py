@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import urllib3
 
+from kubectl_gpu_transition import kinds
 from kubectl_gpu_transition.adapters.kubeconfig import Kubeconfig
+from kubectl_gpu_transition.facts import Facts
 from kubectl_gpu_transition.failures import (
     Failure,
     Forbidden,
@@ -25,16 +29,66 @@ from kubectl_gpu_transition.failures import (
     UnknownOutcome,
     Unreachable,
 )
-from kubectl_gpu_transition.model import FIELD_MANAGER, GitopsFacts, NodeView, PodView
-from kubectl_gpu_transition.views import gitops_facts, node_view, permitted_host_devices, pod_view
+from kubectl_gpu_transition.model import FIELD_MANAGER, NodeView, Problem
+from kubectl_gpu_transition.views import node_view, pod_view
 
 PAGE = 500  # objects a page, as kubectl asks for
 _TRIES = 3  # of a read, and of a patch that the server had no time for (429)
 _PAUSE = 0.3  # seconds between two tries
 _NODE = "/api/v1/nodes/{}"
-KUBEVIRTS = "/apis/kubevirt.io/v1/kubevirts"
 PODS = "/api/v1/pods"
 NODES = "/api/v1/nodes"
+_VOLUMES = "/api/v1/persistentvolumeclaims"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One field of ``Facts``: where its objects are listed, by which field selector (``{node}`` in it), and what each becomes.
+
+    ``paths`` are the API versions, newest first; none of them served means that there are no such objects, unless ``always`` says that
+    every server has them. ``watched`` ones are what a wait depends on.
+    """
+
+    field: str
+    paths: tuple[str, ...]
+    view: Callable[[object], Any]
+    selector: str = ""
+    always: bool = False
+    watched: bool = True
+
+    def query(self, node: str) -> dict[str, str]:
+        """The query of its list and watch."""
+        return {"fieldSelector": self.selector.format(node=node)} if self.selector else {}
+
+
+def _dra(plural: str) -> tuple[str, ...]:
+    return tuple(f"/apis/resource.k8s.io/{version}/{plural}" for version in ("v1", "v1beta2", "v1beta1"))
+
+
+COLLECTIONS = (
+    Collection("pods", (PODS,), pod_view, "spec.nodeName={node}", always=True),
+    Collection("unbound", (PODS,), pod_view, "spec.nodeName=", always=True),
+    Collection("permitted", ("/apis/kubevirt.io/v1/kubevirts",), kinds.permitted_host_devices),
+    Collection("classes", _dra("deviceclasses"), kinds.class_resource),
+    Collection("claims", _dra("resourceclaims"), kinds.claim_view),
+    Collection("slices", _dra("resourceslices"), kinds.slice_view),
+    Collection("machines", ("/apis/kubevirt.io/v1/virtualmachineinstances",), kinds.machine_view),
+    Collection("maintenances", ("/apis/nodemaintenance.medik8s.io/v1beta1/nodemaintenances",), kinds.maintenance_view),
+    Collection("daemonsets", ("/apis/apps/v1/daemonsets",), kinds.daemonset_view, always=True),
+    Collection("rules", ("/apis/nfd.k8s-sigs.io/v1alpha1/nodefeaturerules",), kinds.rule_object),
+    Collection("kustomizations", ("/apis/kustomize.toolkit.fluxcd.io/v1/kustomizations",), kinds.kustomization_view),
+    Collection("sources", ("/apis/source.toolkit.fluxcd.io/v1/gitrepositories",), kinds.source_view),
+    Collection("policies", ("/apis/nvidia.com/v1/clusterpolicies",), kinds.policy_view, watched=False),
+    Collection(
+        "settings",
+        ("/api/v1/namespaces/flux-system/configmaps",),
+        kinds.settings_view,
+        "metadata.name=cluster-config",
+        always=True,
+        watched=False,
+    ),
+)
+WATCHED = tuple(collection for collection in COLLECTIONS if collection.watched)
 
 
 class ServerStatus(Exception):
@@ -55,6 +109,7 @@ class KubeCluster:
     def __init__(self, kubeconfig: Kubeconfig, timeout: float, log: Callable[[str], None]) -> None:
         self._kubeconfig, self.timeout, self._log = kubeconfig, timeout, log
         self.context, self.server = kubeconfig.context, kubeconfig.server
+        self._served: dict[str, str] = {}  # the path that was served last, by the collection's field
 
     # ------------------------------------------------------------ transport
 
@@ -185,12 +240,26 @@ class KubeCluster:
             "list-expired", f"the list {path} expired {_TRIES} times while it was read", "try again when the API server is well"
         )
 
-    def _optional(self, path: str) -> Any:
-        """An object, or None where it or its API does not exist (404)."""
-        try:
-            return self._read(path)
-        except Missing:
-            return None
+    def list_collection(self, collection: Collection, node: str) -> tuple[list[Any], str, str]:
+        """Every item, the list's version, and the path that is served; no path and no items where none of them is.
+
+        Raises Missing for what every server has: whoever said so is not the API server.
+        """
+        known = self._served.get(collection.field)
+        missing: Missing | None = None
+        for path in (known, *(path for path in collection.paths if path != known)):
+            if path is None:
+                continue
+            try:
+                items, version = self.list_pages(path, collection.query(node))
+            except Missing as error:
+                missing = error
+                continue
+            self._served[collection.field] = path
+            return items, version, path
+        if collection.always and missing is not None:
+            raise missing
+        return [], "", ""
 
     # ------------------------------------------------------------ the port
 
@@ -203,30 +272,25 @@ class KubeCluster:
                 return None
             raise Unreachable("node-unread", missing.message, "see what stands between here and the API server") from missing
 
-    def read_pods(self, node: str) -> tuple[PodView, ...]:
-        """Every pod bound to the node, all namespaces."""
-        items, _ = self.list_pages(PODS, {"fieldSelector": f"spec.nodeName={node}"})
-        return tuple(pod_view(item) for item in items)
-
-    def read_gpu_names(self) -> frozenset[str]:
-        """Names that KubeVirt permits, from every KubeVirt CR; empty where there is no KubeVirt (404)."""
+    def read_facts(self, node: str, whole: bool) -> Facts:
+        """Every collection, side by side; without ``whole`` only those that a wait depends on."""
+        wanted = COLLECTIONS if whole else WATCHED
+        pool = ThreadPoolExecutor(max_workers=len(wanted))
         try:
-            items, _ = self.list_pages(KUBEVIRTS, {})
-        except Missing:
-            return frozenset()
-        return frozenset().union(*(permitted_host_devices(item) for item in items))
+            answers = {collection.field: pool.submit(self._views, collection, node) for collection in wanted}
+            found = {field: answer.result() for field, answer in answers.items()}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt nobody waits for a server that does not answer
+        unbound = found["unbound"]
+        if not isinstance(unbound, Problem) and any(pod.volumes for pod in unbound):
+            found["volumes"] = self._views(Collection("volumes", (_VOLUMES,), kinds.volume_view, always=True), node)
+        return Facts(**found)
 
-    def read_gitops(self) -> GitopsFacts:
-        """The Kustomization ``flux-system/gpu-node-mode`` and its GitRepository (Flux API v1)."""
-        kustomization = self._optional("/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/flux-system/kustomizations/gpu-node-mode")
-        reference = ((kustomization or {}).get("spec") or {}).get("sourceRef") or {}
-        source = None
-        if reference.get("kind", "GitRepository") == "GitRepository" and reference.get("name"):
-            namespace = reference.get("namespace") or "flux-system"
-            source = self._optional(
-                f"/apis/source.toolkit.fluxcd.io/v1/namespaces/{quote(namespace)}/gitrepositories/{quote(reference['name'])}"
-            )
-        return gitops_facts(kustomization, source)
+    def _views(self, collection: Collection, node: str) -> tuple[Any, ...] | Problem:
+        try:
+            return tuple(collection.view(item) for item in self.list_collection(collection, node)[0])
+        except Failure as failure:
+            return Problem(failure.message, failure.remedy)
 
     def patch_node(
         self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False, late: Callable[[], bool] | None = None

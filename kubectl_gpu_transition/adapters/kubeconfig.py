@@ -144,7 +144,7 @@ class Kubeconfig:
     # ------------------------------------------------------------ TLS and proxy
 
     def _make_pool(self) -> urllib3.PoolManager:
-        options: dict[str, Any] = {"maxsize": 8}
+        options: dict[str, Any] = {"maxsize": 32}
         if self.server.startswith("https"):
             options["ssl_context"] = self._make_context()
             name = self._cluster.get("tls-server-name")

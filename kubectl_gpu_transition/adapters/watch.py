@@ -9,16 +9,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import urllib3
 
-from kubectl_gpu_transition.adapters.cluster import KUBEVIRTS, NODES, PODS, KubeCluster, ServerStatus
+from kubectl_gpu_transition.adapters.cluster import NODES, WATCHED, Collection, KubeCluster, ServerStatus
+from kubectl_gpu_transition.facts import Facts
 from kubectl_gpu_transition.failures import Failure, Missing
-from kubectl_gpu_transition.model import NodeView, PodView
-from kubectl_gpu_transition.views import node_view, permitted_host_devices, pod_view
+from kubectl_gpu_transition.model import NodeView
+from kubectl_gpu_transition.views import node_view
 
 WINDOW = 280.0  # seconds of one watch; with the new list that follows it stays below the contract's five minutes
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before a new start, growing while starts fail
@@ -31,27 +31,25 @@ class WatchSignal:
 
     node: NodeView | None
     gone: bool
-    pods: tuple[PodView, ...] | None
-    gpu_names: frozenset[str] | None
+    facts: Facts | None
     broke: bool
     problem: str | None = None
 
 
+_NODE = Collection("node", (NODES,), node_view, "metadata.name={node}", always=True)
+
+
 class NodeWatch:
-    """Three watches in daemon threads: the node, its pods, and the KubeVirt CRs that name GPU resources."""
+    """One watch a daemon thread: the node, and each collection that a wait depends on."""
 
     def __init__(self, cluster: KubeCluster, node: str) -> None:
-        self._cluster = cluster
+        self._cluster, self._name = cluster, node
         self._signals: queue.Queue[WatchSignal] = queue.Queue()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._objects: dict[str, dict[str, Any] | None] = {NODES: None, PODS: None, KUBEVIRTS: None}
-        for path, query, view in (
-            (NODES, {"fieldSelector": f"metadata.name={node}"}, node_view),
-            (PODS, {"fieldSelector": f"spec.nodeName={node}"}, pod_view),
-            (KUBEVIRTS, {}, permitted_host_devices),
-        ):
-            threading.Thread(target=self._follow, args=(path, query, view), daemon=True, name=f"watch {path}").start()
+        self._objects: dict[str, dict[str, Any]] = {}
+        for collection in (_NODE, *WATCHED):
+            threading.Thread(target=self._follow, args=(collection,), daemon=True, name=f"watch {collection.field}").start()
 
     def next_signal(self, seconds: float) -> WatchSignal | None:
         """The next signal in order, or None when none came within so many seconds."""
@@ -64,45 +62,43 @@ class NodeWatch:
         """Let the threads end; they are daemons, and one that waits for the server does not hold anybody up."""
         self._closed.set()
 
-    def _follow(self, path: str, query: dict[str, str], view: Callable[[object], Any]) -> None:
+    def _follow(self, collection: Collection) -> None:
         failures, first = 0, True
         while not self._closed.is_set():
             problem = None
             try:
-                version = self._list(path, query, view, broke=not first)
+                version, path = self._list(collection, broke=not first)
                 first = False
-                ended = self._watch(path, {**query, "resourceVersion": version}, view)
+                if not path:  # no such API: there are none of these, until the next look
+                    self._closed.wait(WINDOW)
+                    continue
+                ended = self._watch(collection, path, version)
                 failures = 0 if ended else failures + 1
             except Missing as missing:
-                if path != KUBEVIRTS:  # nodes and pods are always served: whoever said so is not the API server
-                    self._tell(broke=True, problem=missing.message)
+                if not collection.always:  # the API has gone since: it is listed anew
                     failures += 1
-                    self._closed.wait(_PAUSES[min(failures, len(_PAUSES) - 1)])
-                    continue
-                self._put(path, {}, broke=not first)  # no such API: there are none of these, until the next look
-                first = False
-                self._closed.wait(WINDOW)
-                continue
+                else:  # what every server has: whoever said so is not the API server
+                    problem = missing.message
             except Failure as failure:
                 problem = failure.message
             except ServerStatus as status:
-                problem = f"the watch of {path} ended with {status.code}: {status.message}"
+                problem = f"the watch of {collection.field} ended with {status.code}: {status.message}"
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                problem = f"the watch of {path} broke: {error}"
+                problem = f"the watch of {collection.field} broke: {error}"
             if problem is not None:
                 failures += 1
                 self._tell(broke=True, problem=problem)
             self._closed.wait(_PAUSES[min(failures, len(_PAUSES) - 1)] if failures else 0.0)
 
-    def _list(self, path: str, query: dict[str, str], view: Callable[[object], Any], broke: bool) -> str:
-        items, version = self._cluster.list_pages(path, query)
-        self._put(path, {_key(item): view(item) for item in items}, broke)
-        return version
+    def _list(self, collection: Collection, broke: bool) -> tuple[str, str]:
+        items, version, path = self._cluster.list_collection(collection, self._name)
+        self._put(collection, {_key(item): collection.view(item) for item in items}, broke)
+        return version, path
 
-    def _watch(self, path: str, query: dict[str, str], view: Callable[[object], Any]) -> bool:
+    def _watch(self, collection: Collection, path: str, version: str) -> bool:
         """Follow one watch to its end; True when it showed anything or lasted, so that a server which ends it at once is not hurried."""
         seen, begun = False, time.monotonic()
-        for event in self._cluster.events(path, query, WINDOW):
+        for event in self._cluster.events(path, {**collection.query(self._name), "resourceVersion": version}, WINDOW):
             if self._closed.is_set():
                 return True
             kind, item = event.get("type"), event.get("object")
@@ -112,28 +108,31 @@ class NodeWatch:
                 raise ValueError(str((item or {}).get("message") if isinstance(item, dict) else item))
             seen = True
             with self._lock:
-                known = dict(self._objects[path] or {})
+                known = dict(self._objects[collection.field])
                 if kind == "DELETED":
                     known.pop(_key(item), None)
                 else:
-                    known[_key(item)] = view(item)
-            self._put(path, known, broke=False)
+                    known[_key(item)] = collection.view(item)
+            self._put(collection, known, broke=False)
         return seen or time.monotonic() - begun > _LASTED
 
-    def _put(self, path: str, objects: dict[str, Any], broke: bool) -> None:
+    def _put(self, collection: Collection, objects: dict[str, Any], broke: bool) -> None:
         with self._lock:
-            self._objects[path] = objects
+            self._objects[collection.field] = objects
         self._tell(broke)
 
     def _tell(self, broke: bool, problem: str | None = None) -> None:
         with self._lock:
-            nodes, pods, kubevirts = (self._objects[path] for path in (NODES, PODS, KUBEVIRTS))
+            nodes = self._objects.get(_NODE.field)
+            facts = None
+            if all(collection.field in self._objects for collection in WATCHED):
+                found = {c.field: self._objects[c.field] for c in WATCHED}
+                facts = Facts(**{field: tuple(objects[key] for key in sorted(objects)) for field, objects in found.items()})
             self._signals.put(
                 WatchSignal(
                     node=next(iter(nodes.values()), None) if nodes else None,
                     gone=nodes is not None and not nodes,
-                    pods=None if pods is None else tuple(pods[key] for key in sorted(pods)),
-                    gpu_names=None if kubevirts is None else frozenset().union(*kubevirts.values()),
+                    facts=facts,
                     broke=broke,
                     problem=problem,
                 )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 from kubectl_gpu_transition.checks import Look
+from kubectl_gpu_transition.facts import Facts, KustomizationView, Observation, SourceView
 from kubectl_gpu_transition.model import (
     CheckoutFacts,
     CommitFacts,
     Controller,
     FieldEntry,
-    GitopsFacts,
     History,
     Identity,
     NodeView,
-    Observation,
+    PodClaim,
     PodView,
     Request,
     Route,
@@ -132,16 +133,51 @@ def checkout(**more: Any) -> CheckoutFacts:
     return replace(first, **more)
 
 
-def gitops(**more: Any) -> GitopsFacts:
-    first = GitopsFacts(
-        "./clusters/eu/dc1/gpu-node-modes", "GitRepository flux-system/flux-system", "https://git.example/fleet.git", "main"
+def kustomization(**more: Any) -> KustomizationView:
+    first = KustomizationView(
+        namespace="flux-system",
+        name="gpu-node-mode",
+        path="./clusters/eu/dc1/gpu-node-modes",
+        source=("GitRepository", "flux-system", "flux-system"),
+        depends_on=(),
+        suspended=False,
+        observed=True,
+        conditions={},
+        applied=None,
     )
     return replace(first, **more)
 
 
-def observation(**more: Any) -> Observation:
-    first = Observation(node(), (owner(HAMI),), frozenset(), gitops(), checkout(), tip(), 0.0)
+def source(**more: Any) -> SourceView:
+    first = SourceView(
+        namespace="flux-system",
+        name="flux-system",
+        url="https://git.example/fleet.git",
+        ref="main",
+        suspended=False,
+        observed=True,
+        conditions={},
+        revision=None,
+    )
     return replace(first, **more)
+
+
+def facts(**more: Any) -> Facts:
+    """What a sound cluster shows beside the node; Flux's two objects can be given as ``kustomization`` and ``source``, None for absent."""
+    flux = {"kustomizations": more.pop("kustomization", kustomization()), "sources": more.pop("source", source())}
+    first = Facts(pods=(owner(HAMI),), **{field: () if made is None else (made,) for field, made in flux.items()})
+    return replace(first, **more)
+
+
+def claim(name: str) -> PodClaim:
+    """A claim that a pod names, not known by its own name yet."""
+    return PodClaim(name, None)
+
+
+def observation(**more: Any) -> Observation:
+    """An observation; what ``facts`` takes may be given here too."""
+    own = {key: more.pop(key) for key in ("node", "facts", "checkout", "tip", "taken") if key in more}
+    return replace(Observation(node(), facts(**more), checkout(), tip(), 0.0), **own)
 
 
 def look(observed: Observation | None = None, **more: Any) -> Look:
@@ -154,3 +190,17 @@ def look(observed: Observation | None = None, **more: Any) -> Look:
         **more,
     }
     return Look(**values)
+
+
+def changed(obj: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """The object with another value at ``a.b.c``; ``...`` removes."""
+    obj = copy.deepcopy(obj)
+    *way, last = path.split(".")
+    place = obj
+    for key in way:
+        place = place.setdefault(key, {})
+    if value is ...:
+        place.pop(last, None)
+    else:
+        place[last] = value
+    return obj

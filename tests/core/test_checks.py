@@ -11,14 +11,15 @@ from kubectl_gpu_transition.checks import (
     Look,
     evaluate,
     evaluate_abandon,
-    holders_of,
     is_at_target,
     judge_fleet_cluster,
     judge_gates,
     moot_checks,
     node_checks,
 )
-from kubectl_gpu_transition.model import Check, CommitFacts, Identity, Observation, Problem
+from kubectl_gpu_transition.facts import Observation
+from kubectl_gpu_transition.holders import find_holders
+from kubectl_gpu_transition.model import Check, CommitFacts, Identity, Problem
 from kubectl_gpu_transition.modes import LABEL_ACTIVE, LABEL_CONFIG, Mode, label_values
 from kubectl_gpu_transition.record import Claim, read_claim
 from kubectl_gpu_transition.resume import judge_tip
@@ -37,8 +38,9 @@ from tests.core.builders import (
     checkout,
     daemon,
     entry,
-    gitops,
+    facts,
     holder,
+    kustomization,
     look,
     node,
     observation,
@@ -48,6 +50,7 @@ from tests.core.builders import (
     pushing,
     request,
     rule_text,
+    source,
     tip,
     transaction,
 )
@@ -98,7 +101,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     everything = observation(
         node=node(VM, ready="False", unschedulable=True, taints=("medik8s.io/drain",)),
         pods=(holder(),),
-        gitops=gitops(path="clusters/x/gpu-node-modes"),
+        kustomization=kustomization(path="clusters/x/gpu-node-modes"),
         checkout=checkout(state=Problem("dirty", "commit"), env=b"", rule=RULE_VM, identity=Problem("no identity", "git config")),
         tip=tip(tip=LATER, relation="behind"),
     )
@@ -163,17 +166,17 @@ FAILING = [
         "the fleet's rule already asks for vm-passthrough, and the node is not there",
         id="a rule that is at the target",
     ),
-    pytest.param("fleet-cluster", seen(gitops=GONE), "can not be reached", id="Flux's objects that can not be read"),
-    pytest.param("fleet-cluster", seen(gitops=gitops(path=None)), "gpu-node-mode does not exist in this cluster", id="no Kustomization"),
+    pytest.param("fleet-cluster", seen(kustomizations=GONE), "can not be reached", id="Flux's objects that can not be read"),
+    pytest.param("fleet-cluster", seen(kustomization=None), "gpu-node-mode does not exist in this cluster", id="no Kustomization"),
     pytest.param(
         "fleet-cluster",
-        seen(gitops=gitops(path="./clusters/eu/dc2/gpu-node-modes")),
+        seen(kustomization=kustomization(path="./clusters/eu/dc2/gpu-node-modes")),
         "follows clusters/eu/dc2/gpu-node-modes, not clusters/eu/dc1/gpu-node-modes: it is another cluster",
         id="another cluster",
     ),
-    pytest.param("fleet-cluster", seen(gitops=gitops(branch=None)), "flux-system/flux-system does not exist", id="no source"),
-    pytest.param("fleet-cluster", seen(gitops=gitops(branch="prod")), "Flux follows prod, this checkout pushes main", id="another branch"),
-    pytest.param("fleet-cluster", seen(gitops=gitops(branch="tag main")), "Flux follows tag main", id="no branch but a tag"),
+    pytest.param("fleet-cluster", seen(source=None), "flux-system/flux-system does not exist", id="no source"),
+    pytest.param("fleet-cluster", seen(source=source(ref="prod")), "Flux follows prod, this checkout pushes main", id="another branch"),
+    pytest.param("fleet-cluster", seen(source=source(ref="tag main")), "Flux follows tag main", id="no branch but a tag"),
     pytest.param("node", seen(node=GONE), "can not be reached", id="a node that can not be read"),
     pytest.param("node", seen(node=None), "node gpu-1 does not exist in this cluster", id="no such node"),
     pytest.param("node", seen(node=node(ready="Unknown")), "not Ready (Ready is Unknown)", id="a lost node"),
@@ -186,13 +189,13 @@ FAILING = [
     pytest.param("live-mode", seen(node=node(labels={})), "is None, not 'pod-hami'", id="no labels"),
     pytest.param("cordon", seen(node=node(unschedulable=True)), "cordoned, and not by this workflow", id="a cordoned node"),
     pytest.param("holders", seen(pods=GONE), "holders can not be told: the API server", id="pods that can not be read"),
-    pytest.param("holders", seen(gpu_names=GONE), "holders can not be told", id="names that can not be read"),
+    pytest.param("holders", seen(permitted=GONE), "holders can not be told", id="names that can not be read"),
     pytest.param("holders", seen(pods=(holder("a"), holder("b"))), "2 on the node: team-a/Pod/a: nvidia.com/gpu by a; ", id="holders"),
     pytest.param("other-actors", seen(node=node(taints=("medik8s.io/drain",))), "taint medik8s.io/drain is set", id="a mark"),
     pytest.param(
         "other-actors", seen(pods=(pod(labels={"upgrade.cattle.io/plan": "p"}),)), "of the upgrade plan 'p'", id="an upgrade's pod"
     ),
-    pytest.param("other-actors", seen(pods=GONE), "whether a pod upgrades the node can not be told", id="marks that can not be read"),
+    pytest.param("other-actors", seen(pods=GONE), "whether another operation is at work can not be told", id="marks that can not be read"),
 ]
 
 
@@ -251,24 +254,24 @@ OTHERS = [
     pytest.param("other-actors", seen(node=GONE), "skip", id="marks on a node that was not read"),
     pytest.param(
         "fleet-cluster",
-        look(observation(gitops=gitops(path=None)), request=request(ignore_missing_gitops=True)),
+        look(observation(kustomization=None), request=request(ignore_missing_gitops=True)),
         "warn",
         id="no Kustomization, which was said to be so",
     ),
     pytest.param(
         "fleet-cluster",
-        look(observation(gitops=gitops(branch=None)), request=request(ignore_missing_gitops=True)),
+        look(observation(source=None), request=request(ignore_missing_gitops=True)),
         "warn",
         id="no source, which was said to be so",
     ),
     pytest.param(
         "fleet-cluster",
-        look(observation(gitops=gitops(branch="prod")), request=request(ignore_missing_gitops=True)),
+        look(observation(source=source(ref="prod")), request=request(ignore_missing_gitops=True)),
         "fail",
         id="one that exists and is wrong",
     ),
-    pytest.param("fleet-cluster", seen(gitops=gitops(url="https://other.example/fleet")), "warn", id="another repository"),
-    pytest.param("fleet-cluster", seen(gitops=gitops(url=None)), "warn", id="a source without a URL"),
+    pytest.param("fleet-cluster", seen(source=source(url="https://other.example/fleet")), "warn", id="another repository"),
+    pytest.param("fleet-cluster", seen(source=source(url="")), "warn", id="a source without a URL"),
     pytest.param(
         "fleet-remote", look(push=Problem("read only", "ask"), request=request(command="preview")), "warn", id="no push in a preview"
     ),
@@ -290,14 +293,14 @@ def test_it_is(name: str, at: Look, status: str) -> None:
     "path", ["clusters/eu/dc1/gpu-node-modes", "./clusters/eu/dc1/gpu-node-modes/", "clusters/eu/dc1/gpu-node-modes//"]
 )
 def test_the_path_that_flux_follows_may_be_written_in_these_ways(path: str) -> None:
-    assert result("fleet-cluster", seen(gitops=gitops(path=path))).status == "pass"
+    assert result("fleet-cluster", seen(kustomization=kustomization(path=path))).status == "pass"
 
 
 @pytest.mark.parametrize(
     "path", ["", "clusters/eu/dc1", "/clusters/eu/dc1/gpu-node-modes", "clusters/EU/dc1/gpu-node-modes", "x/clusters/eu/dc1/gpu-node-modes"]
 )
 def test_another_path_is_another_cluster(path: str) -> None:
-    assert result("fleet-cluster", seen(gitops=gitops(path=path))).status == "fail"
+    assert result("fleet-cluster", seen(kustomization=kustomization(path=path))).status == "fail"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_another_path_is_another_cluster(path: str) -> None:
     ],
 )
 def test_one_repository_has_many_urls(url: str) -> None:
-    assert result("fleet-cluster", seen(gitops=gitops(url=url))).status == "pass"
+    assert result("fleet-cluster", seen(source=source(url=url))).status == "pass"
 
 
 def test_the_fetch_side_may_be_what_flux_reads() -> None:
@@ -347,10 +350,10 @@ def test_author_and_committer_are_both_told_where_they_differ() -> None:
 def test_a_holder_by_a_name_of_the_request_or_of_the_cluster_counts() -> None:
     mine = pod(resources=frozenset({"vendor.example/gpu"}))
     assert result("holders", seen(pods=(mine,))).status == "pass"
-    assert result("holders", seen(pods=(mine,), gpu_names=frozenset({"vendor.example/gpu"}))).status == "fail"
+    assert result("holders", seen(pods=(mine,), permitted=(frozenset({"vendor.example/gpu"}),))).status == "fail"
     named = look(observation(pods=(mine,)), request=request(gpu_resources=("vendor.example/gpu",)))
     assert result("holders", named).status == "fail"
-    assert holders_of(request(), observation(pods=GONE)) == GONE
+    assert find_holders(facts(pods=GONE), request()) == GONE
 
 
 def test_advice_is_given_once_for_each_holder() -> None:
@@ -395,7 +398,7 @@ HARD = [
     ("creation-gates", {"tip": tip(tip=COMMIT, rule=RULE_VM, env=b"")}),
     ("creation-gates", {"tip": tip(tip=COMMIT, rule=RULE_VM, env=None)}),
     ("creation-gates", {"tip": tip(tip=COMMIT, rule=RULE_VM, env=Problem("x"))}),
-    ("fleet-cluster", {"gitops": gitops(path="clusters/x/gpu-node-modes")}),
+    ("fleet-cluster", {"kustomization": kustomization(path="clusters/x/gpu-node-modes")}),
     ("node", {"node": None}),
     ("node", {"node": GONE}),
     ("live-mode", {"node": ours(VM, pushing(), labels={**label_values(VM), LABEL_ACTIVE: "pod-hami-dra"})}),
@@ -450,7 +453,7 @@ def test_the_node_is_already_there() -> None:
     assert is_there(at_target())
     assert is_there(at_target(pods=(owner(VM), holder())), resume=True), "holders do not matter"
     assert is_there(at_target(tip=tip(rule=RULE_VM, env=b""))), "nor do gates"
-    assert is_there(at_target(gitops=gitops(path=None)), ignore_missing_gitops=True)
+    assert is_there(at_target(kustomization=None), ignore_missing_gitops=True)
 
 
 NOT_THERE = [
@@ -470,8 +473,8 @@ NOT_THERE = [
     {"tip": tip()},
     {"tip": tip(rule=None)},
     {"tip": GONE},
-    {"gitops": GONE},
-    {"gitops": gitops(branch="prod")},
+    {"kustomizations": GONE},
+    {"source": source(ref="prod")},
 ]
 
 
@@ -521,10 +524,10 @@ def test_an_abandon_that_may_begin() -> None:
         ({"node": GONE}, "cordon", "fail"),
         ({"node": ours(record=pushing())}, "cordon", "fail"),
         ({"node": ours(record=pushing()), "tip": tip(tip=LATER)}, "cordon", "pass"),
-        ({"gitops": GONE}, "fleet-cluster", "fail"),
+        ({"kustomizations": GONE}, "fleet-cluster", "fail"),
         ({"pods": (holder(),)}, "holders", "warn"),
         ({"pods": GONE}, "holders", "fail"),
-        ({"gpu_names": GONE}, "holders", "fail"),
+        ({"permitted": GONE}, "holders", "fail"),
     ],
     ids=str,
 )

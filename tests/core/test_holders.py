@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from kubectl_gpu_transition.holders import describe_holder, find_holders, gpu_resources, is_gpu_resource
-from kubectl_gpu_transition.model import Controller, Holder, PodView
-from tests.core.builders import holder, pod
+from kubectl_gpu_transition.model import Controller, Holder, PodView, Problem
+from tests.core.builders import claim, facts, holder, pod, request
 
 NONE: frozenset[str] = frozenset()
+
+
+def find(pods: Sequence[PodView], *names: str, **options: Any) -> tuple[Holder, ...]:
+    """The holders of gpu-1 where these pods are all there is; ``names`` are what KubeVirt permits."""
+    found = find_holders(facts(pods=tuple(pods), permitted=(frozenset(names),)), request(**options))
+    assert not isinstance(found, Problem)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -39,7 +47,7 @@ def test_a_name_is_none_unless_it_is_named(name: str) -> None:
 HOLDS = [
     pytest.param({"resources": frozenset({"cpu", "nvidia.com/gpu"})}, ("nvidia.com/gpu",), id="a native resource"),
     pytest.param({"resources": frozenset({"vendor.example/gpu"})}, ("vendor.example/gpu",), id="a name from KubeVirt or the command line"),
-    pytest.param({"claims": ("gpu",)}, ("claim gpu",), id="a claim"),
+    pytest.param({"claims": (claim("gpu"),)}, ("claim gpu",), id="a claim"),
     pytest.param({"allocations": ("hami.io/vgpu-node",), "allocated_node": "gpu-1"}, ("annotation hami.io/vgpu-node",), id="HAMi's word"),
     pytest.param({"allocations": ("hami.io/vgpu-devices-allocated",)}, ("annotation hami.io/vgpu-devices-allocated",), id="naming no node"),
 ]
@@ -54,7 +62,7 @@ HOLDS_NOT = [
 
 @pytest.mark.parametrize(("changes", "resources"), HOLDS)
 def test_a_pod_holds(changes: dict[str, Any], resources: tuple[str, ...]) -> None:
-    (found,) = find_holders([pod(**changes)], "gpu-1", frozenset({"vendor.example/gpu"}))
+    (found,) = find([pod(**changes)], *{"vendor.example/gpu"})
     assert found.resources == resources
     assert (found.namespace, found.kind, found.name, found.pods, found.terminating, found.bound) == (
         "team-a",
@@ -77,12 +85,12 @@ def test_a_pod_holds(changes: dict[str, Any], resources: tuple[str, ...]) -> Non
     ids=str,
 )
 def test_a_pod_holds_until_its_containers_are_gone(changes: dict[str, Any]) -> None:
-    assert len(find_holders([holder(**changes)], "gpu-1", NONE)) == 1
+    assert len(find([holder(**changes)])) == 1
 
 
 @pytest.mark.parametrize("changes", HOLDS_NOT)
 def test_a_pod_does_not_hold(changes: dict[str, Any]) -> None:
-    assert find_holders([pod(**changes)], "gpu-1", NONE) == ()
+    assert find([pod(**changes)]) == ()
 
 
 def test_holders_are_shown_by_controller_sorted_whatever_the_order_of_the_list() -> None:
@@ -96,8 +104,8 @@ def test_holders_are_shown_by_controller_sorted_whatever_the_order_of_the_list()
         of("train", 0, resources=frozenset({"nvidia.com/gpumem"})),
         of("a", 0, namespace="z"),
     ]
-    found = find_holders(pods, "gpu-1", NONE)
-    assert found == find_holders(reversed(pods), "gpu-1", NONE)
+    found = find(pods)
+    assert found == find(pods[::-1])
     assert [(h.namespace, h.kind, h.name, h.pods) for h in found] == [
         ("team-a", "Pod", "solo", ("solo",)),
         ("team-a", "StatefulSet", "eval", ("eval-0",)),
@@ -110,11 +118,11 @@ def test_holders_are_shown_by_controller_sorted_whatever_the_order_of_the_list()
 def test_a_group_is_terminating_when_all_of_it_is() -> None:
     controller = Controller("apps/v1", "StatefulSet", "train")
     leaving = holder("train-0", controller=controller, deleting_since="2026-05-01T00:00:30Z", grace=30)
-    (both,) = find_holders([leaving, holder("train-1", controller=controller)], "gpu-1", NONE)
-    (one,) = find_holders([leaving], "gpu-1", NONE)
+    (both,) = find([leaving, holder("train-1", controller=controller)])
+    (one,) = find([leaving])
     assert (both.terminating, one.terminating) == (False, True)
     assert one.advice == "terminating (its grace period of 30 s ends 2026-05-01T00:00:30Z): wait for it"
-    (unsaid,) = find_holders([holder(deleting_since="t")], "gpu-1", NONE)
+    (unsaid,) = find([holder(deleting_since="t")])
     assert "grace period of 0 s" in unsaid.advice
 
 
@@ -130,19 +138,21 @@ ADVICE = [
 
 @pytest.mark.parametrize(("kind", "words"), ADVICE)
 def test_the_advice_is_for_its_controller_and_never_a_forced_deletion(kind: str, words: str) -> None:
-    (found,) = find_holders([holder(controller=Controller("v1", kind, "x"))], "gpu-1", NONE)
+    (found,) = find([holder(controller=Controller("v1", kind, "x"))])
     assert words in found.advice
     assert "--force" not in found.advice
     assert "grace-period" not in found.advice
 
 
 def test_a_pod_of_its_own_is_asked_for_at_its_owner() -> None:
-    (found,) = find_holders([holder()], "gpu-1", NONE)
+    (found,) = find([holder()])
     assert found.advice == "ask its owner to stop it: kubectl delete pod -n team-a train-0"
 
 
 def test_what_a_pod_holds_is_sorted() -> None:
-    everything = pod(resources=frozenset({"nvidia.com/b", "nvidia.com/a"}), claims=("z", "y"), allocations=("hami.io/x-devices-allocated",))
+    everything = pod(
+        resources=frozenset({"nvidia.com/b", "nvidia.com/a"}), claims=(claim("z"), claim("y")), allocations=("hami.io/x-devices-allocated",)
+    )
     assert gpu_resources(everything, NONE) == (
         "nvidia.com/a",
         "nvidia.com/b",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kubectl_gpu_transition.marks import find_marks, find_pod_marks
-from tests.core.builders import node, pod
+from kubectl_gpu_transition.marks import find_marks, find_operations
+from tests.core.builders import facts, node, pod
 
 UPGRADE, MIG = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/mig.config.state"
 
@@ -68,9 +68,9 @@ def test_every_mark_is_named_in_the_tables_order() -> None:
 
 def test_an_unfinished_pod_of_an_upgrade_plan_on_the_node_is_a_mark() -> None:
     labels = {"upgrade.cattle.io/plan": "server"}
-    assert find_pod_marks([pod("b", labels=labels), pod("a", labels=labels, running=False, phase="Pending")], "gpu-1") == (
+    assert find_operations(node(), facts(pods=(pod("b", labels=labels), pod("a", labels=labels, running=False, phase="Pending")))) == (
         "pod team-a/a of the upgrade plan 'server'",
         "pod team-a/b of the upgrade plan 'server'",
     )
     others = [pod(labels=labels, node="gpu-2"), pod(labels=labels, phase="Succeeded", running=False), pod(labels={"app": "x"})]
-    assert find_pod_marks(others, "gpu-1") == ()
+    assert find_operations(node(), facts(pods=tuple(others))) == ()

@@ -18,14 +18,14 @@ from kubectl_gpu_transition.target import (
     find_owners,
     is_same_ground,
 )
-from tests.core.builders import ANNOTATION, DRA, HAMI, VGPU, VM, daemon, entry, holder, node, ours, owner, pod
+from tests.core.builders import ANNOTATION, DRA, HAMI, VGPU, VM, daemon, entry, facts, holder, node, ours, owner, pod, request
 
 SANDBOX, HAMI_PLUGIN = "nvidia-sandbox-device-plugin-daemonset", "hami-device-plugin"
 
 
 def missing(seen: NodeView, *pods: PodView, **goal: Any) -> list[str]:
     goal = {"mode": VM, **goal}
-    return find_missing(Goal(**goal), seen, pods, find_holders(pods, seen.name, frozenset()))
+    return find_missing(Goal(**goal), seen, facts(pods=pods), find_holders(facts(pods=pods), request()))
 
 
 def test_nothing_is_missing() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
 from kubectl_gpu_transition.failures import Malformed
-from kubectl_gpu_transition.model import Controller, FieldEntry, GitopsFacts
-from kubectl_gpu_transition.views import gitops_facts, is_positive, node_view, permitted_host_devices, pod_view
+from kubectl_gpu_transition.model import Controller, FieldEntry, PodClaim
+from kubectl_gpu_transition.views import is_positive, node_view, pod_view
+from tests.core.builders import changed
 
 NODE: dict[str, Any] = {
     "apiVersion": "v1",
@@ -54,20 +54,6 @@ POD: dict[str, Any] = {
         "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "t"}}}],
     },
 }
-
-
-def changed(obj: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """The object with another value at ``a.b.c``; ``...`` removes."""
-    obj = copy.deepcopy(obj)
-    *way, last = path.split(".")
-    place = obj
-    for key in way:
-        place = place.setdefault(key, {})
-    if value is ...:
-        place.pop(last, None)
-    else:
-        place[last] = value
-    return obj
 
 
 def test_a_node_is_read() -> None:
@@ -135,7 +121,7 @@ def test_a_node_is_malformed(path: str, value: Any) -> None:
     assert raised.value.id == "malformed-object"
 
 
-@pytest.mark.parametrize("view", [node_view, pod_view, permitted_host_devices], ids=lambda view: view.__name__)
+@pytest.mark.parametrize("view", [node_view, pod_view], ids=lambda view: view.__name__)
 @pytest.mark.parametrize("obj", ["x", 1, ["a"]])
 def test_what_is_no_object_is_malformed(view: Any, obj: object) -> None:
     with pytest.raises(Malformed):
@@ -228,7 +214,7 @@ def test_a_quantity_that_can_not_be_read_counts(quantity: object) -> None:
 def test_the_claims_of_a_pod_are_those_it_names_and_the_one_the_scheduler_made() -> None:
     pod = changed(POD, "spec.resourceClaims", [{"name": "gpu", "resourceClaimName": "c"}, {"name": "net"}])
     pod = changed(pod, "status.extendedResourceClaimStatus", {"resourceClaimName": "made"})
-    assert pod_view(pod).claims == ("gpu", "net", "made")
+    assert pod_view(pod).claims == (PodClaim("gpu", "c"), PodClaim("net", None), PodClaim("made", "made"))
 
 
 @pytest.mark.parametrize(
@@ -313,52 +299,3 @@ def test_a_pod_is_finished_when_its_phase_says_so_and_no_container_runs(phase: s
     pod = statuses(**kinds)
     pod["status"]["phase"] = phase
     assert pod_view(pod).finished == finished
-
-
-def test_what_kubevirt_permits_are_the_names_of_both_lists() -> None:
-    permitted = {
-        "pciHostDevices": [{"resourceName": "nvidia.com/TU104GL_TESLA_T4"}, {"pciVendorSelector": "10DE:1EB8"}],
-        "mediatedDevices": [{"resourceName": "vendor.example/vgpu"}],
-        "usb": [{"resourceName": "vendor.example/stick"}],
-    }
-    assert permitted_host_devices({"spec": {"configuration": {"permittedHostDevices": permitted}}}) == {
-        "nvidia.com/TU104GL_TESLA_T4",
-        "vendor.example/vgpu",
-    }
-    assert permitted_host_devices({}) == frozenset()
-    with pytest.raises(Malformed):
-        permitted_host_devices({"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": {}}}}})
-
-
-KUSTOMIZATION = {"spec": {"path": "./clusters/a", "sourceRef": {"kind": "GitRepository", "name": "flux-system"}}}
-
-
-@pytest.mark.parametrize(
-    ("ref", "branch"),
-    [
-        pytest.param(None, "master", id="no ref is master"),
-        pytest.param({}, "master", id="an empty ref is master"),
-        pytest.param({"branch": "main"}, "main", id="a branch"),
-        pytest.param({"name": "refs/heads/main", "branch": "other"}, "main", id="the name of a branch"),
-        pytest.param({"name": "refs/pull/1/head"}, "name refs/pull/1/head", id="another name"),
-        pytest.param({"tag": "v1", "branch": "main"}, "tag v1", id="a tag"),
-        pytest.param({"semver": ">1", "tag": "v1"}, "semver >1", id="a range"),
-        pytest.param({"commit": "abc", "name": "refs/heads/main", "branch": "main"}, "commit abc", id="a commit comes before all"),
-        pytest.param({"name": None, "semver": "1.x"}, "semver 1.x", id="null is nothing"),
-    ],
-)
-def test_what_flux_follows(ref: dict[str, Any] | None, branch: str) -> None:
-    facts = gitops_facts(KUSTOMIZATION, {"spec": {"url": "ssh://x", "ref": ref}})
-    assert facts == GitopsFacts("./clusters/a", "GitRepository flux-system/flux-system", "ssh://x", branch)
-
-
-def test_what_flux_does_not_have() -> None:
-    assert gitops_facts(None, None) == GitopsFacts(None, None, None, None)
-    assert gitops_facts(KUSTOMIZATION, None) == GitopsFacts("./clusters/a", "GitRepository flux-system/flux-system", None, None)
-    other = {"spec": {"sourceRef": {"kind": "OCIRepository", "namespace": "x", "name": "y"}}}
-    assert gitops_facts(other, None).source == "OCIRepository x/y"
-    for bad in ({"spec": []}, {"spec": {"sourceRef": "x"}}):
-        with pytest.raises(Malformed):
-            gitops_facts(bad, None)
-    with pytest.raises(Malformed):
-        gitops_facts(KUSTOMIZATION, {"spec": {"ref": "x"}})

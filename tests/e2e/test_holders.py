@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.expect import assert_blocked, assert_only_read, assert_untouched, look
 from tests.e2e.states import Make, Row, nothing, preview
-from tests.harness.faultproxy import FaultProxy
+from tests.harness.faultproxy import FaultProxy, ProxyRequest
 from tests.harness.kube import Json
 from tests.harness.world import KUBEVIRTS, POD_RESOURCE, VM_RESOURCE, World, gpu_pod, pod
 
@@ -104,7 +104,7 @@ def test_holders(kept_world: World, row: Held) -> None:
 @pytest.mark.needs("resource.k8s.io/v1")
 def test_a_claim_that_a_pod_names_makes_it_a_holder(kept_world: World) -> None:
     kept_world.add(odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu-claim"}]))
-    assert_held(kept_world, Held(nothing, HOLDER, ("claim gpu",)))
+    assert_held(kept_world, Held(nothing, HOLDER, ("claim gpu-claim",)))
 
 
 @pytest.mark.world(nodes={"gpu-1": "pod-hami", "gpu-2": "pod-hami"})
@@ -121,6 +121,11 @@ def test_who_is_no_holder(world: World) -> None:
 
 
 # Through the proxy
+
+
+def is_bound(request: ProxyRequest) -> bool:
+    """Whether it asks for the node's pods, not for those that are on none."""
+    return request.query.get("fieldSelector") == "spec.nodeName=gpu-1"
 
 
 def serve(proxy: FaultProxy, *made: Json) -> None:
@@ -188,9 +193,13 @@ def test_a_holder_on_a_later_page_is_found(kept_world: World, kept_proxy: FaultP
     assert first and last["metadata"]["name"] == "holder"
     page, rest = ({**everything, "items": items} for items in (first, [last]))
     page["metadata"] = {**page["metadata"], "continue": "more"}
-    expired = kept_proxy.on("list", "/pods$", when=lambda request: "continue" in request.query, times=1, reply=(410, None))
-    second = kept_proxy.on("list", "/pods$", when=lambda request: request.query.get("continue") == "more", reply=(200, rest))
-    kept_proxy.on("list", "/pods$", reply=(200, page))
+    expired = kept_proxy.on(
+        "list", "/pods$", when=lambda request: is_bound(request) and "continue" in request.query, times=1, reply=(410, None)
+    )
+    second = kept_proxy.on(
+        "list", "/pods$", when=lambda request: is_bound(request) and request.query.get("continue") == "more", reply=(200, rest)
+    )
+    kept_proxy.on("list", "/pods$", when=is_bound, reply=(200, page))
     result = kept_world.run("preview", "-o", "json", kubeconfig=kept_world.through(kept_proxy))
     assert_blocked(result, "holders", HOLDER)
     assert len(expired.fired) == len(second.fired) == 1

@@ -597,7 +597,7 @@ def test_an_announcement_of_unknown_outcome_is_not_pushed_for() -> None:
         world = World()
         world.steering.faults[PATCH, ANNOUNCE] = kind
         if kind == "lost":
-            world.steering.after["cluster.read_gpu_names", 3] = lambda w=world: setattr(w.cluster, "problem", RefusedByServer("x", "503"))  # type: ignore[misc]
+            world.steering.after["cluster.read_facts", 3] = lambda w=world: setattr(w.cluster, "problem", RefusedByServer("x", "503"))  # type: ignore[misc]
         outcome = world.run(request_timeout=5.0)
         assert outcome.exit_code == 4
         assert isinstance(outcome.error, UnknownOutcome)
@@ -609,7 +609,7 @@ def test_a_recheck_older_than_10_seconds_at_the_push_is_repeated() -> None:
     world.steering.faults[PATCH, ANNOUNCE] = "slow"
     looks: list[float] = []
     for number in (1, 2):
-        world.steering.before[PUSH, number] = lambda: looks.append(world.clock.time - world.cluster.reads["read_gpu_names"])
+        world.steering.before[PUSH, number] = lambda: looks.append(world.clock.time - world.cluster.reads["read_facts"])
     outcome = world.run()
     assert outcome.exit_code == 0, outcome.error
     assert looks[0] > 10, "so late that nothing was sent"
@@ -887,7 +887,7 @@ def test_what_contradicts_during_the_second_observation_starts_over() -> None:
         world.cluster.watches[-1].extra.append(world.cluster.watches[-1].state())
         world.cluster.remove_pod("team-a/train-0")
 
-    world.steering.after["cluster.read_pods", 5] = pass_by
+    world.steering.after["cluster.read_facts", 5] = pass_by
     outcome = world.run()
     assert outcome.exit_code == 0, outcome.error
     assert writes(world, "uncordon")[0].time >= times[0] + 2.0
@@ -904,9 +904,9 @@ def test_a_holder_that_a_late_watch_of_the_node_hides_starts_over_all_the_same()
 
     def show() -> None:
         world.cluster.add_pod(gpu_pod())
-        pods = world.cluster.watches[-1].state().pods
+        facts = world.cluster.watches[-1].state().facts
         world.cluster.remove_pod("team-a/train-0")
-        world.cluster.watches[-1].extra.append(FakeSignal(stale[0].node, False, pods, frozenset()))
+        world.cluster.watches[-1].extra.append(FakeSignal(stale[0].node, False, facts))
         times.append(world.clock.time)
 
     times: list[float] = []
@@ -965,14 +965,12 @@ STANDING = [
     pytest.param(
         lambda w: w.fleet.commit(rule_path(CLUSTER), b"nothing\n"), "the rule at the tip can not be read", id="the rule at the tip"
     ),
-    pytest.param(
-        lambda w: w.steering.faults.update({("cluster.read_pods", n): "refused" for n in range(4, 99)}), "could not be read", id="the pods"
+    *(
+        pytest.param(lambda w, field=field: w.cluster.unread.update({field: "no answer"}), "could not be read: no answer", id=field)
+        for field in ("pods", "unbound", "volumes", "permitted", "classes", "claims", "slices", "machines", "maintenances", "daemonsets")
     ),
     pytest.param(
         lambda w: w.steering.faults.update({(READ, n): "refused" for n in range(4, 99)}), "could not be read: not allowed", id="the node"
-    ),
-    pytest.param(
-        lambda w: w.steering.faults.update({("cluster.read_gpu_names", n): "refused" for n in range(4, 99)}), "could not be", id="the names"
     ),
 ]
 
@@ -1216,7 +1214,7 @@ def test_an_uncordon_is_sent_within_5_seconds_of_the_look_even_if_the_watch_was_
     world.steering.faults.update(slow)
     world.run(timeout=400.0)
     for write in writes(world, "uncordon"):
-        assert write.time - world.cluster.reads["read_pods"] <= 5.0 or not write.effective
+        assert write.time - world.cluster.reads["read_facts"] <= 5.0 or not write.effective
 
 
 @pytest.mark.parametrize("identifier", ["busy", "not-sent", "too-late"])
@@ -1250,7 +1248,7 @@ def test_an_uncordon_that_would_leave_too_late_is_not_sent() -> None:
     outcome = world.run()
     assert outcome.exit_code == 0, outcome.error
     (uncordon,) = writes(world, "uncordon")
-    assert uncordon.time - world.cluster.reads["read_pods"] <= 5.0
+    assert uncordon.time - world.cluster.reads["read_facts"] <= 5.0
 
 
 def test_an_uncordon_whose_answer_was_lost_is_read_back() -> None:

@@ -201,12 +201,11 @@ def test_a_node_that_is_not_known_to_be_this_clusters_is_not_cordoned_again(chan
     world = stopped_after("cordon")
     world.cluster.uncordon()
     if change == "path":
-        assert world.cluster.kustomization is not None
-        world.cluster.kustomization["spec"]["path"] = "./clusters/eu/dc2/gpu-node-modes"
+        world.cluster.objects["kustomizations"][0]["spec"]["path"] = "./clusters/eu/dc2/gpu-node-modes"
     elif change == "absent":
-        world.cluster.kustomization = None
+        world.cluster.objects["kustomizations"] = []
     elif change == "unreadable":
-        world.steering.faults["cluster.read_gitops", 1] = "refused"
+        world.cluster.unread["kustomizations"] = "not allowed (403)"
     else:
         world.fleet.route = Problem("HEAD is detached", "git switch main")
     outcome = world.run(resume=True)
@@ -216,7 +215,7 @@ def test_a_node_that_is_not_known_to_be_this_clusters_is_not_cordoned_again(chan
 def test_a_resume_without_gitops_objects_cordons_again_where_that_is_said_to_be_so() -> None:
     world = stopped_after("cordon")
     world.cluster.uncordon()
-    world.cluster.kustomization = None
+    world.cluster.objects["kustomizations"] = []
     assert world.run(resume=True, ignore_missing_gitops=True).exit_code == 0
 
 
@@ -450,8 +449,7 @@ def other_label(world: World) -> None:
 
 
 def wrong_cluster(world: World) -> None:
-    assert world.cluster.kustomization is not None
-    world.cluster.kustomization["spec"]["path"] = "clusters/eu/dc2/gpu-node-modes/"
+    world.cluster.objects["kustomizations"][0]["spec"]["path"] = "clusters/eu/dc2/gpu-node-modes/"
 
 
 def no_access(world: World) -> None:

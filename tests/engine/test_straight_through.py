@@ -107,8 +107,8 @@ def test_the_commit_is_made_before_the_cordon_and_the_node_is_looked_at_twice_be
     names = [name for name, _ in done[0].steering.calls if name != "cluster.next_signal"]
     first, *_ = (i for i, name in enumerate(names) if name == "cluster.patch_node")
     assert names[first + 1 : first + 3] == ["fleet.prepare_commit", "cluster.patch_node"]
-    look = ["cluster.read_node", "cluster.read_pods", "cluster.read_gpu_names"]
-    assert names[first + 3 : first + 13] == [
+    look = ["cluster.read_node", "cluster.read_facts"]
+    assert names[first + 3 : first + 11] == [
         *look,
         *look,
         "cluster.patch_node",
@@ -233,9 +233,7 @@ def test_a_preview_reads_and_shows_what_the_apply_then_does(done: tuple[World, O
     assert world.cluster.writes == []
     assert {name for name, _ in world.steering.calls} == {
         "cluster.read_node",
-        "cluster.read_pods",
-        "cluster.read_gpu_names",
-        "cluster.read_gitops",
+        "cluster.read_facts",
         "fleet.read_tip",
         "fleet.read_checkout",
         "fleet.probe_push",

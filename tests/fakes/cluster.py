@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jsonpatch
 
+from kubectl_gpu_transition.adapters.cluster import COLLECTIONS, WATCHED
+from kubectl_gpu_transition.facts import Facts
 from kubectl_gpu_transition.failures import Failure, Forbidden, LostGuard, Missing, RefusedByServer, UnknownOutcome, Unreachable
-from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, GitopsFacts, NodeView, PodView
-from kubectl_gpu_transition.views import gitops_facts, node_view, pod_view
+from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, NodeView, Problem
+from kubectl_gpu_transition.views import node_view
 from tests.fakes.steering import Call, Clock, Steering
 
 RECORD = "/metadata/annotations/kube-dc.com~1gpu-transition"
@@ -62,9 +64,8 @@ class Cluster:
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }
         self.pods: dict[str, dict[str, Any]] = {}
-        self.gpu_names: frozenset[str] = frozenset()
-        self.kustomization: dict[str, Any] | None = None
-        self.source: dict[str, Any] | None = None
+        self.objects: dict[str, list[dict[str, Any]]] = {}  # what there is beside the pods, by the field of ``Facts``
+        self.unread: dict[str, str] = {}  # why a field of ``Facts`` can not be read, while it is so
         self.writes: list[Write] = []
         self.refuses: Callable[[str], Failure | None] = lambda _kind: None
         self.mutates: Callable[[str, dict[str, Any]], None] = lambda _kind, _node: None
@@ -201,26 +202,24 @@ class Cluster:
         self._leave("read_node", call)
         return answer
 
-    def _pods(self) -> tuple[PodView, ...]:
-        return tuple(pod_view(copy.deepcopy(pod)) for _, pod in sorted(self.pods.items()))
+    def facts(self, whole: bool = False) -> Facts:
+        """Everything beside the node, as it is now."""
+        objects = {"pods": [pod for _, pod in sorted(self.pods.items())], **self.objects}
+        found: dict[str, Any] = {
+            c.field: tuple(c.view(copy.deepcopy(item)) for item in objects.get(c.field, [])) for c in (COLLECTIONS if whole else WATCHED)
+        }
+        return Facts(**found)
 
-    def read_pods(self, node: str) -> tuple[PodView, ...]:
-        call = self._enter("read_pods")
+    def read_facts(self, node: str, whole: bool) -> Facts:
+        call = self.steering.enter("cluster.read_facts")
         assert node == self.name
-        answer = self._pods()
-        self._leave("read_pods", call)
-        return answer
-
-    def read_gpu_names(self) -> frozenset[str]:
-        call = self._enter("read_gpu_names")
-        answer = self.gpu_names
-        self._leave("read_gpu_names", call)
-        return answer
-
-    def read_gitops(self) -> GitopsFacts:
-        call = self._enter("read_gitops")
-        answer = gitops_facts(self.kustomization, self.source)
-        self._leave("read_gitops", call)
+        answer = replace(self.facts(whole), **{field: Problem(reason) for field, reason in self.unread.items()})
+        reason = "not allowed (403)" if call.is_fault("refused") else self.problem.message if self.problem else None
+        if call.is_fault("fails", "lost"):
+            reason = "the API server can not be reached"
+        if reason is not None:
+            answer = Facts(**{field: Problem(reason) for field in vars(answer)})
+        self._leave("read_facts", call)
         return answer
 
     def patch_node(
@@ -295,8 +294,7 @@ class FakeSignal:
 
     node: NodeView | None = None
     gone: bool = False
-    pods: tuple[PodView, ...] | None = None
-    gpu_names: frozenset[str] | None = None
+    facts: Facts | None = None
     broke: bool = False
     problem: str | None = None
 
@@ -312,7 +310,7 @@ class FakeWatch:
         """What there is to see now."""
         cluster = self.cluster
         node = None if cluster.node is None else node_view(copy.deepcopy(cluster.node))
-        return FakeSignal(**{"node": node, "gone": node is None, "pods": cluster._pods(), "gpu_names": cluster.gpu_names, **more})
+        return FakeSignal(**{"node": node, "gone": node is None, "facts": cluster.facts(), **more})
 
     def next_signal(self, seconds: float) -> FakeSignal | None:
         call = self.cluster.steering.enter("cluster.next_signal")

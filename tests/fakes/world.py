@@ -100,10 +100,16 @@ class World:
         self.source, self.target = mode, other
         self.cluster.label(active=mode.value, expected=mode.value, config=MODES[mode].config)
         self.cluster.add_pod(owner_pod(mode))
-        self.cluster.kustomization = {
-            "spec": {"path": f"./clusters/{CLUSTER}/gpu-node-modes", "sourceRef": {"kind": "GitRepository", "name": "flux-system"}}
+        flux = {"name": "gpu-node-mode", "namespace": "flux-system"}
+        kustomization = {
+            "metadata": flux,
+            "spec": {"path": f"./clusters/{CLUSTER}/gpu-node-modes", "sourceRef": {"kind": "GitRepository", "name": "flux-system"}},
         }
-        self.cluster.source = {"spec": {"url": "ssh://git@git.example/fleet", "ref": {"branch": "main"}}}
+        source = {
+            "metadata": {"name": "flux-system", "namespace": "flux-system"},
+            "spec": {"url": "ssh://git@git.example/fleet", "ref": {"branch": "main"}},
+        }
+        self.cluster.objects = {"kustomizations": [kustomization], "sources": [source]}
         self.terminal = Terminal()
         self.interrupts = Interrupts()
         self.on_arrival: Callable[[], None] = lambda: None  # what else happens when the labels change
