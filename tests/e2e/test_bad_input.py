@@ -240,6 +240,12 @@ NEEDING = {
     "node": {"node"},
     "pods": {"holders", "other-actors"},
     "kubevirts": {"holders"},
+    "virtualmachineinstances": {"holders"},
+    "resourceclaims": {"holders"},
+    "resourceslices": {"holders"},
+    "deviceclasses": {"holders"},
+    "nodemaintenances": {"other-actors"},
+    "daemonsets": {"other-actors"},
     "kustomizations": {"fleet-cluster"},
     "gitrepositories": {"fleet-cluster"},
 }
@@ -300,6 +306,12 @@ GROUPS = {
     "nodes": "",
     "pods": "",
     "kubevirts": "kubevirt.io",
+    "virtualmachineinstances": "kubevirt.io",
+    "resourceclaims": "resource.k8s.io",
+    "resourceslices": "resource.k8s.io",
+    "deviceclasses": "resource.k8s.io",
+    "nodemaintenances": "nodemaintenance.medik8s.io",
+    "daemonsets": "apps",
     "kustomizations": "kustomize.toolkit.fluxcd.io",
     "gitrepositories": "source.toolkit.fluxcd.io",
 }
@@ -313,7 +325,7 @@ def test_a_reading_that_is_forbidden_fails_closed(kept_world: World, resource: s
         for other, group in GROUPS.items()
         if other != resource
     ]
-    others = ["nfd.k8s-sigs.io", "nvidia.com", "apps", "resource.k8s.io", "nodemaintenance.medik8s.io"]
+    others = ["nfd.k8s-sigs.io", "nvidia.com"]
     rules.append({"apiGroups": others, "resources": ["*"], "verbs": ["get", "list", "watch"]})
     more = ["configmaps", "persistentvolumeclaims", "namespaces"]
     rules.append({"apiGroups": [""], "resources": more, "verbs": ["get", "list", "watch"]})
@@ -333,8 +345,8 @@ PATHS = {
     "node": f"^{NODES}/gpu-1$",
     "pods": "^/api/v1/pods$",
     "kubevirts": "/kubevirts$",
-    "kustomizations": "/kustomizations/gpu-node-mode$",
-    "gitrepositories": "/gitrepositories/flux-system$",
+    "kustomizations": "/kustomizations$",
+    "gitrepositories": "/gitrepositories$",
 }
 ANSWERS: dict[str, tuple[tuple[int, Any], str]] = {
     "the server fails": ((500, None), "500"),

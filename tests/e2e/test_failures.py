@@ -676,7 +676,8 @@ def uncordoning(proxy: FaultProxy, before: Callable[[ProxyRequest], object], **o
 def observations(proxy: FaultProxy, rule: Rule) -> int:
     """How often everything was looked at between the first and the second request of a rule."""
     first, second = (request.time for request in rule.seen[:2])
-    return len([r for r in proxy.requests if r.path.endswith("/kustomizations/gpu-node-mode") and first < r.time < second])
+    lists = [r for r in proxy.requests if r.verb == "list" and r.path.endswith("/kustomizations")]
+    return len([r for r in lists if first < r.time < second])
 
 
 def test_a_change_that_means_nothing_only_needs_the_new_version(world: World, proxy: FaultProxy) -> None:
