@@ -252,7 +252,10 @@ class Engine:
                 f"a dry run of the cordon was not accepted: {failure.message}",
                 failure.remedy or "ask for the permission to patch nodes, and see what admission says",
             )
-        return Check("access", "pass", "a dry run of the cordon is accepted")
+        blind = self.session.cluster.probe_watches(node.name)
+        if blind is not None:
+            return Check("access", "fail", blind.message, blind.remedy or "ask for the permission: see the README's role")
+        return Check("access", "pass", "a dry run of the cordon is accepted, and what the wait needs may be watched")
 
     def _confirm(self, look: Look) -> None:
         """Show where this goes, and ask once. Raises Usage when the answer is not the node's name."""

@@ -30,6 +30,9 @@ class Cluster(Protocol):
         ``late`` is asked right before the request leaves, each time: where it says yes, nothing is sent (RefusedByServer ``too-late``).
         """
 
+    def probe_watches(self, node: str) -> Problem | None:
+        """None when everything that a wait watches may be watched, else why not: a wait that can not see is found before the cordon."""
+
     def watch(self, node: str) -> Watch:
         """Start to watch what an observation lists for the node."""
 

@@ -88,7 +88,8 @@ COLLECTIONS = (
         watched=False,
     ),
 )
-WATCHED = tuple(collection for collection in COLLECTIONS if collection.watched)
+NODE = Collection("node", (NODES,), node_view, "metadata.name={node}", always=True)
+WATCHED = (NODE, *(collection for collection in COLLECTIONS if collection.watched))
 
 
 class ServerStatus(Exception):
@@ -274,7 +275,7 @@ class KubeCluster:
 
     def read_facts(self, node: str, whole: bool) -> Facts:
         """Every collection, side by side; without ``whole`` only those that a wait depends on."""
-        wanted = COLLECTIONS if whole else WATCHED
+        wanted = COLLECTIONS if whole else WATCHED[1:]
         pool = ThreadPoolExecutor(max_workers=len(wanted))
         try:
             answers = {collection.field: pool.submit(self._views, collection, node) for collection in wanted}
@@ -363,6 +364,37 @@ class KubeCluster:
                         yield event
         finally:
             response.close()
+
+    def probe_watches(self, node: str) -> Problem | None:
+        """Start and end each watch of the wait, side by side."""
+        with ThreadPoolExecutor(max_workers=len(WATCHED)) as pool:
+            return next((problem for problem in pool.map(lambda collection: self._probe(collection, node), WATCHED) if problem), None)
+
+    def _probe(self, collection: Collection, node: str) -> Problem | None:
+        path = self._served.get(collection.field, "")
+        failure: Failure = Unreachable("no-watch", "no watch could be started")
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_PAUSE)
+            try:
+                path = path or self.list_collection(collection, node)[2]  # a watch begins with a list
+                if not path:
+                    return None
+                query = {**collection.query(node), "watch": "true", "timeoutSeconds": "1", "resourceVersion": "0"}
+                self.send("GET", path, query, stream=True).close()
+                return None
+            except ServerStatus as status:
+                failure = self._failure(status, path)
+                if status.code == 404 and not collection.always:
+                    return None
+                if status.code in (401, 403):
+                    break
+            except urllib3.exceptions.HTTPError as error:
+                failure = self._unreachable(error)
+            except Failure as error:
+                failure = error
+                break
+        return Problem(f"{collection.field} can not be watched: {failure.message}", failure.remedy)
 
     def watch(self, node: str) -> Any:
         """Start the watches of ``watch.NodeWatch``."""

@@ -14,11 +14,10 @@ from typing import Any
 
 import urllib3
 
-from kubectl_gpu_transition.adapters.cluster import NODES, WATCHED, Collection, KubeCluster, ServerStatus
+from kubectl_gpu_transition.adapters.cluster import NODE, WATCHED, Collection, KubeCluster, ServerStatus
 from kubectl_gpu_transition.facts import Facts
 from kubectl_gpu_transition.failures import Failure, Missing
 from kubectl_gpu_transition.model import NodeView
-from kubectl_gpu_transition.views import node_view
 
 WINDOW = 280.0  # seconds of one watch; with the new list that follows it stays below the contract's five minutes
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before a new start, growing while starts fail
@@ -36,9 +35,6 @@ class WatchSignal:
     problem: str | None = None
 
 
-_NODE = Collection("node", (NODES,), node_view, "metadata.name={node}", always=True)
-
-
 class NodeWatch:
     """One watch a daemon thread: the node, and each collection that a wait depends on."""
 
@@ -48,7 +44,7 @@ class NodeWatch:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._objects: dict[str, dict[str, Any]] = {}
-        for collection in (_NODE, *WATCHED):
+        for collection in WATCHED:
             threading.Thread(target=self._follow, args=(collection,), daemon=True, name=f"watch {collection.field}").start()
 
     def next_signal(self, seconds: float) -> WatchSignal | None:
@@ -123,10 +119,10 @@ class NodeWatch:
 
     def _tell(self, broke: bool, problem: str | None = None) -> None:
         with self._lock:
-            nodes = self._objects.get(_NODE.field)
+            nodes = self._objects.get(NODE.field)
             facts = None
             if all(collection.field in self._objects for collection in WATCHED):
-                found = {c.field: self._objects[c.field] for c in WATCHED}
+                found = {c.field: self._objects[c.field] for c in WATCHED if c is not NODE}
                 facts = Facts(**{field: tuple(objects[key] for key in sorted(objects)) for field, objects in found.items()})
             self._signals.put(
                 WatchSignal(

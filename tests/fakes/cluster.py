@@ -66,6 +66,7 @@ class Cluster:
         self.pods: dict[str, dict[str, Any]] = {}
         self.objects: dict[str, list[dict[str, Any]]] = {}  # what there is beside the pods, by the field of ``Facts``
         self.unread: dict[str, str] = {}  # why a field of ``Facts`` can not be read, while it is so
+        self.blind: Problem | None = None  # why a watch can not be started
         self.writes: list[Write] = []
         self.refuses: Callable[[str], Failure | None] = lambda _kind: None
         self.mutates: Callable[[str, dict[str, Any]], None] = lambda _kind, _node: None
@@ -206,7 +207,8 @@ class Cluster:
         """Everything beside the node, as it is now."""
         objects = {"pods": [pod for _, pod in sorted(self.pods.items())], **self.objects}
         found: dict[str, Any] = {
-            c.field: tuple(c.view(copy.deepcopy(item)) for item in objects.get(c.field, [])) for c in (COLLECTIONS if whole else WATCHED)
+            c.field: tuple(c.view(copy.deepcopy(item)) for item in objects.get(c.field, []))
+            for c in (COLLECTIONS if whole else WATCHED[1:])
         }
         return Facts(**found)
 
@@ -278,6 +280,10 @@ class Cluster:
         if was != now:
             self._own_cordon(node, FIELD_MANAGER if now else None)
         return dict(node)
+
+    def probe_watches(self, node: str) -> Problem | None:
+        assert node == self.name
+        return self.blind
 
     def watch(self, node: str) -> FakeWatch:
         call = self.steering.enter("cluster.watch")
