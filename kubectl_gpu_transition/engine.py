@@ -179,7 +179,7 @@ class Engine:
     def _orphan(self, observation: Observation, claim: Claim) -> CommitFacts | None:
         """A commit of this node and direction that is in force though no transaction is on the node (the first resume table's last row)."""
         request, tip = self.request, observation.tip
-        if claim.kind != "none" or request.target is None or not isinstance(tip, TipFacts) or tip.tip is None:
+        if claim.kind != "none" or request.source is None or request.target is None or not isinstance(tip, TipFacts) or tip.tip is None:
             return None
         node, pods = observation.node, observation.facts.pods
         if resume.read_rule_mode(tip.rule, request.node) is not request.target or not isinstance(node, NodeView):
@@ -187,7 +187,7 @@ class Engine:
         arrived = not isinstance(pods, Problem) and not find_missing_owners(find_owners(pods, node.name), request.target)
         if arrived and not find_missing_labels(node, request.target):
             return None  # the node has arrived: a cordon on it is somebody's own business
-        commits = self.session.fleet.find_commits(tip.tip, plan.commit_subject(request.node, request.target))
+        commits = self.session.fleet.find_commits(tip.tip, plan.commit_beginning(request, request.source, request.target))
         return commits[0] if not isinstance(commits, Problem) and commits else None
 
     def _preflight(self) -> Look | None:

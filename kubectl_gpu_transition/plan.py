@@ -28,12 +28,16 @@ def commit_subject(node: str, target: Mode) -> str:
     return f"feat(gpu): transition {node} to {target.value}"
 
 
+def commit_beginning(request: Request, source: Mode, target: Mode) -> str:
+    """How the message of every commit of this node, cluster and direction begins: a node's name alone may be in several clusters."""
+    body = f"Cluster: {request.cluster}\nFrom: {source.value}\nTo: {target.value}\n"
+    return f"{commit_subject(request.node, target)}\n\n{body}"
+
+
 def commit_message(request: Request, source: Mode, target: Mode, transaction_id: str) -> str:
     """The whole commit message with its trailer."""
-    body = f"Cluster: {request.cluster}\nFrom: {source.value}\nTo: {target.value}\n"
-    if request.reason:
-        body += f"Reason: {request.reason}\n"
-    return f"{commit_subject(request.node, target)}\n\n{body}\n{TRAILER}: {transaction_id}\n"
+    reason = f"Reason: {request.reason}\n" if request.reason else ""
+    return f"{commit_beginning(request, source, target)}{reason}\n{TRAILER}: {transaction_id}\n"
 
 
 def _shared_options(request: Request) -> list[str]:

@@ -75,8 +75,8 @@ class Fleet(Protocol):
     def probe_push(self) -> Problem | None:
         """None when the receive-pack side answers (and a path remote is writable), else why a push would fail."""
 
-    def find_commits(self, tip: str, subject: str) -> tuple[CommitFacts, ...] | Problem:
-        """Commits of the branch up to ``tip`` with exactly this subject and a transaction trailer, newest first."""
+    def find_commits(self, tip: str, beginning: str) -> tuple[CommitFacts, ...] | Problem:
+        """Commits of the branch up to ``tip`` whose message begins so and has a transaction trailer, newest first."""
 
     def take_lock(self, command: str) -> Problem | None:
         """Lock the checkout for this process; a Problem names the holder when it is taken."""

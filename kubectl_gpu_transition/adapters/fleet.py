@@ -99,14 +99,14 @@ class GitFleet:
         except Unusable as error:
             return error.problem
 
-    def find_commits(self, tip: str, subject: str) -> tuple[CommitFacts, ...] | Problem:
-        """Commits up to ``tip`` with exactly this subject and a transaction trailer, newest first."""
+    def find_commits(self, tip: str, beginning: str) -> tuple[CommitFacts, ...] | Problem:
+        """Commits up to ``tip`` whose message begins so and has a transaction trailer, newest first."""
         try:
             with open_repository(self._path, self._environ) as repo:
-                found = _find_commits(self._remote.walk(repo), tip, subject)
+                found = _find_commits(self._remote.walk(repo), tip, beginning)
                 if found is None:
                     self._remote.deepen(repo, self._find_target(repo))
-                    found = _find_commits(self._remote.walk(repo), tip, subject)
+                    found = _find_commits(self._remote.walk(repo), tip, beginning)
         except Unusable as error:
             return error.problem
         except ExchangeFailed as error:
@@ -254,16 +254,16 @@ def _relate(walk: Walk, head: str | None, tip: str) -> str:
     return "diverged" if compared.complete else "unknown"
 
 
-def _find_commits(walk: Walk, tip: str, subject: str) -> tuple[CommitFacts, ...] | None:
+def _find_commits(walk: Walk, tip: str, beginning: str) -> tuple[CommitFacts, ...] | None:
     """The commits, or None where a part of the history is missing."""
     found: list[CommitFacts] = []
-    wanted = subject.encode()
+    wanted = beginning.encode()
     for commit in walk.ancestors(tip):
         facts = walk.find(commit) if commit is not None else None
         if commit is None or facts is None:
             return None
-        if wanted in facts.message:
+        if facts.message.startswith(wanted):
             described = describe_commit(commit, facts)
-            if described.subject == subject and described.transactions:
+            if described.transactions:
                 found.append(described)
     return tuple(found)

@@ -177,7 +177,7 @@ def test_history_that_the_remote_lacks_too_is_a_problem_and_never_rewritten(worl
     assert isinstance(commits, Problem) and commits.remedy == "git fetch --unshallow"
 
 
-def test_commits_are_found_by_their_exact_subject_and_a_trailer(world: World) -> None:
+def test_commits_are_found_by_how_their_message_begins_and_a_trailer(world: World) -> None:
     tips = [world.commit_elsewhere(RULE, NEW, MESSAGE)]
     world.commit_elsewhere(data=b"1", message=SUBJECT)
     world.commit_elsewhere(data=b"2", message=f"{SUBJECT}x\n\nGpu-Transition-Id: x")
@@ -185,7 +185,10 @@ def test_commits_are_found_by_their_exact_subject_and_a_trailer(world: World) ->
     fleet = world.fleet()
     found = fleet.read_tip(CLUSTER)
     assert isinstance(found, TipFacts) and found.tip is not None
-    assert fleet.find_commits(found.tip, SUBJECT) == (CommitFacts(tips[0], SUBJECT, ("second",)), CommitFacts(tips[1], SUBJECT, (ID,)))
+    assert fleet.find_commits(found.tip, f"{SUBJECT}\n") == (
+        CommitFacts(tips[0], SUBJECT, ("second",)),
+        CommitFacts(tips[1], SUBJECT, (ID,)),
+    )
     assert fleet.find_commits(found.tip, "nothing") == ()
 
 

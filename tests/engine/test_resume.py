@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,6 +236,15 @@ def test_the_question_comes_before_that_cordon_and_only_once() -> None:
     world.terminal.answers = [NODE]
     assert world.run(resume=True, yes=False).exit_code == 0
     assert len(world.terminal.asked) == 2
+
+
+def test_a_change_of_a_node_of_the_same_name_in_another_cluster_is_not_named() -> None:
+    world = stopped_after("push", player=False)
+    tip = world.fleet.tip or ""
+    ours = world.fleet.commits[tip]
+    world.fleet.commits[tip] = replace(ours, message=ours.message.replace(f"Cluster: {CLUSTER}", "Cluster: eu/dc2"))
+    world.cluster.annotate(ANNOTATION, None)
+    assert "in the branch has put" not in check_of(world.run(), "cordon").message
 
 
 @pytest.mark.parametrize("flag", [False, True])

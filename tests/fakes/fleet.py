@@ -171,11 +171,12 @@ class Fleet:
         call.done()
         return self.push_problem
 
-    def find_commits(self, tip: str, subject: str) -> tuple[CommitFacts, ...] | Problem:
+    def find_commits(self, tip: str, beginning: str) -> tuple[CommitFacts, ...] | Problem:
         call = self._enter("find_commits")
         if call.is_fault("fails", "lost", "refused"):
             return NO_HISTORY
-        found = tuple(facts for c in self.ancestors(tip) if (facts := self.commits[c].facts()).subject == subject and facts.transactions)
+        begun = [c for c in self.ancestors(tip) if self.commits[c].message.startswith(beginning)]
+        found = tuple(facts for c in begun if (facts := self.commits[c].facts()).transactions)
         call.done()
         return found
 
