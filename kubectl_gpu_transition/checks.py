@@ -13,7 +13,7 @@ from kubectl_gpu_transition import plan
 from kubectl_gpu_transition.facts import Observation
 from kubectl_gpu_transition.flux import find_gitops
 from kubectl_gpu_transition.gates import GATES, find_comments, find_open_gates
-from kubectl_gpu_transition.holders import describe_holder, find_holders
+from kubectl_gpu_transition.holders import describe_holder, find_exempt, find_holders
 from kubectl_gpu_transition.marks import find_operations
 from kubectl_gpu_transition.model import (
     ANNOTATION,
@@ -463,7 +463,9 @@ def _holders(look: Look) -> Check:
             f"{len(holders)} on the node: {shown}",
             "; ".join(dict.fromkeys(plan.point_at_cluster(look.request, holder.advice) for holder in holders)),
         )
-    return Check("holders", "pass", "nobody holds a GPU on the node")
+    exempt = find_exempt(look.observation.facts, look.request)
+    shown = f"; not counted: {'; '.join(exempt)}" if exempt else ""
+    return Check("holders", "pass", f"nobody holds a GPU on the node{shown}")
 
 
 def _other_actors(look: Look) -> Check:

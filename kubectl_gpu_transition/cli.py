@@ -185,6 +185,14 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
             help="One more resource name that counts as a GPU (repeatable)",
         )
         sub.add_argument(
+            "--ignore-dra-driver",
+            metavar="NAME",
+            action="append",
+            default=[],
+            type=_matching(_NODE, NAME_LENGTH, "the name of a DRA driver (a DNS name)"),
+            help="Claims whose devices all come from this DRA driver (a network card, say) do not hold (repeatable)",
+        )
+        sub.add_argument(
             "--reason", metavar="TEXT", type=_reason, help="One line (a ticket, say) for the commit's body"
         ) if name == "apply" else None
     if name != "preview":
@@ -229,11 +237,12 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
     repo = _find_repo(options.repo, environ)
     if options.context == "":
         raise Usage("context-unknown", "--context is empty", "name a context, or leave the option out for the current one")
-    names = tuple(dict.fromkeys(getattr(options, "gpu_resource", [])))
-    if len(names) > NAMES:
-        raise Usage("too-many-names", f"{len(names)} names with --gpu-resource; at most {NAMES} fit into the transaction", "name fewer")
+    names, drivers = (tuple(dict.fromkeys(getattr(options, field, []))) for field in ("gpu_resource", "ignore_dra_driver"))
+    for flag, given in (("--gpu-resource", names), ("--ignore-dra-driver", drivers)):
+        if len(given) > NAMES:
+            raise Usage("too-many-names", f"{len(given)} names with {flag}; at most {NAMES} fit into the transaction", "name fewer")
     if source is not None and target is not None:
-        check_names(options.cluster, source, target, names)
+        check_names(options.cluster, source, target, names, drivers)
     if options.token_env and not environ.get(options.token_env):
         raise Usage(
             "token-missing", f"--token-env {options.token_env}: that environment variable is not set", "export it, or leave the option out"
@@ -252,6 +261,7 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
         timeout=getattr(options, "timeout", 900.0),
         settle=getattr(options, "settle", 2.0),
         gpu_resources=names,
+        ignore_dra_drivers=drivers,
         ignore_missing_gitops=options.ignore_missing_gitops,
         reason=getattr(options, "reason", None),
         token_env=options.token_env,

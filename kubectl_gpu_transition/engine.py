@@ -155,7 +155,8 @@ class Engine:
             session.adopt(claim.transaction, claim.text)
             self.outcome.resumed = request.resume
             names = tuple(dict.fromkeys((*request.gpu_resources, *claim.transaction.gpu_resources)))
-            session.request = request = replace(request, gpu_resources=names)
+            drivers = tuple(dict.fromkeys((*request.ignore_dra_drivers, *claim.transaction.ignore_dra_drivers)))
+            session.request = request = replace(request, gpu_resources=names, ignore_dra_drivers=drivers)
         verdict = None
         if claim.kind == "ours" and claim.transaction is not None and isinstance(tip, TipFacts):
             verdict = resume.judge_tip(claim.transaction, request.node, tip)
@@ -356,6 +357,7 @@ class Engine:
             self.session.clock.now(),
             f"{name}@{self.host}"[:BY_LENGTH],
             request.gpu_resources,
+            request.ignore_dra_drivers,
         )
 
     def _cordon(self, look: Look, push: Push) -> Look | None:

@@ -49,6 +49,7 @@ class Request:
     timeout: float = 900.0
     settle: float = 2.0
     gpu_resources: tuple[str, ...] = ()
+    ignore_dra_drivers: tuple[str, ...] = ()
     ignore_missing_gitops: bool = False
     reason: str | None = None
     token_env: str | None = None

@@ -84,6 +84,8 @@ def apply_command(request: Request, source: Mode, target: Mode, resume: bool) ->
     words.append("--yes")
     for name in request.gpu_resources:
         words += ["--gpu-resource", name]
+    for name in request.ignore_dra_drivers:
+        words += ["--ignore-dra-driver", name]
     if request.reason:
         words += ["--reason", request.reason]
     return _command("apply", request, words + _more_options(request, _DEFAULTS))

@@ -103,10 +103,11 @@ class Claim:
     transaction: Transaction | None
 
 
-def check_names(cluster: str, source: Mode, target: Mode, names: tuple[str, ...]) -> None:
+def check_names(cluster: str, source: Mode, target: Mode, names: tuple[str, ...], drivers: tuple[str, ...] = ()) -> None:
     """Whether names from the command line fit into a record whose other parts are as long as they commonly get. Raises Usage."""
     uid = "0" * 36
-    encode(Transaction(uid, uid, cluster, source, target, "cordoned", "0" * 40, None, "2000-01-01T00:00:00Z", "x" * BY_LENGTH, names))
+    started, by = "2000-01-01T00:00:00Z", "x" * BY_LENGTH
+    encode(Transaction(uid, uid, cluster, source, target, "cordoned", "0" * 40, None, started, by, names, drivers))
 
 
 def _load(text: str) -> dict[str, Any] | None:

@@ -139,7 +139,7 @@ def judge_cordon(request: Request, node: NodeView, claim: Claim, orphan: CommitF
             f"under our transaction the node was cordoned by {foreign.manager} at {foreign.time}: that cordon is not ours",
             f"that one uncordons ({plan.uncordon_command(request)}), then resume, which cordons again first",
         )
-    if claim.transaction.require_allocatable or claim.transaction.ignore_dra_drivers:
+    if claim.transaction.require_allocatable:
         return Check(
             "cordon",
             "fail",

@@ -115,6 +115,7 @@ OPTIONS: list[tuple[str, list[str], str, Any]] = [
         "gpu_resources",
         ("a.example/x", "b"),
     ),
+    ("preview", ["--ignore-dra-driver", "dra.net", "--ignore-dra-driver=a.b"], "ignore_dra_drivers", ("dra.net", "a.b")),
     ("apply", ["--ignore-missing-gitops"], "ignore_missing_gitops", True),
     ("abandon", ["--ignore-missing-gitops"], "ignore_missing_gitops", True),
     ("apply", ["--reason", " OPS-7 "], "reason", "OPS-7"),

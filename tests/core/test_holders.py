@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kubectl_gpu_transition.holders import describe_holder, find_holders, gpu_resources, is_gpu_resource
-from kubectl_gpu_transition.model import Controller, Holder, PodView, Problem
+from kubectl_gpu_transition.facts import ClaimView, Device, Facts, MachineView, SliceView, VolumeView
+from kubectl_gpu_transition.holders import describe_holder, find_exempt, find_holders, is_gpu_resource
+from kubectl_gpu_transition.model import Controller, Holder, PodClaim, PodView, Problem
 from tests.core.builders import claim, facts, holder, pod, request
 
 NONE: frozenset[str] = frozenset()
@@ -153,15 +155,202 @@ def test_what_a_pod_holds_is_sorted() -> None:
     everything = pod(
         resources=frozenset({"nvidia.com/b", "nvidia.com/a"}), claims=(claim("z"), claim("y")), allocations=("hami.io/x-devices-allocated",)
     )
-    assert gpu_resources(everything, NONE) == (
-        "nvidia.com/a",
-        "nvidia.com/b",
-        "claim y",
-        "claim z",
-        "annotation hami.io/x-devices-allocated",
+    (found,) = find([everything])
+    assert found.resources == tuple(
+        sorted(("nvidia.com/a", "nvidia.com/b", "claim y", "claim z", "annotation hami.io/x-devices-allocated"))
     )
+
+
+SPECIAL = [
+    pytest.param(
+        {"namespace": "gpu-operator", "controller": Controller("batch/v1", "Job", "hami-device-plugin-canary-29")},
+        "kube-dc's allocation canary: wait for it, and suspend it for the time of the transition: "
+        "kubectl patch -n gpu-operator cronjob/hami-device-plugin-canary -p",
+        id="the canary",
+    ),
+    pytest.param({"controller": Controller("batch/v1", "Job", "hami-device-plugin-canary-29")}, "wait for the Job, or", id="no canary"),
+    pytest.param({"name": "nvidia-device-plugin-validator-x"}, "the GPU operator's own check", id="the validator"),
+    pytest.param({"static": True, "controller": Controller("v1", "Node", "gpu-1")}, "a static pod (team-a/train-0): move", id="static"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), SPECIAL)
+def test_who_is_known_by_name_is_told_as_such(changes: dict[str, Any], words: str) -> None:
+    (found,) = find([holder(**{"name": "train-0", **changes})])
+    assert found.advice.startswith(words)
+
+
+# --- claims
+
+GPU, NIC = "gpu.nvidia.com", "dra.net"
+
+
+def device(name: str = "gpu-0", **more: Any) -> Device:
+    return Device(**{"driver": GPU, "pool": "gpu-1", "name": name, "admin": False, **more})
+
+
+def allocated(*devices: Device, **more: Any) -> ClaimView:
+    return ClaimView(**{"namespace": "team-a", "name": "c", "devices": devices or (device(),), "reserved": (), "only_node": None, **more})
+
+
+def slices(node: str | None = "gpu-1", **more: Any) -> SliceView:
+    return SliceView(**{"driver": GPU, "pool": "gpu-1", "node": node, "devices": ("gpu-0",), **more})
+
+
+def held(seen: Facts, **options: Any) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    found = find_holders(seen, request(**options))
+    assert not isinstance(found, Problem)
+    return [(h.kind, h.name, h.pods, h.resources) for h in found]
+
+
+CLAIM = ("ResourceClaim", "c", (), ("device gpu.nvidia.com/gpu-1/gpu-0",))
+
+
+def test_a_claim_on_a_device_of_the_node_holds_whoever_it_is_reserved_for() -> None:
+    assert held(facts(claims=(allocated(),), slices=(slices(),))) == [CLAIM]
+    reserved = allocated(reserved=("pods/gone-0",))
+    assert held(facts(claims=(reserved,), slices=(slices(),))) == [(*CLAIM[:2], ("gone-0",), CLAIM[3])]
+
+
+HERE = [
+    pytest.param(allocated(), slices("gpu-2"), False, id="the slice is of another node"),
+    pytest.param(allocated(), slices(None), False, id="the slice is of no one node"),
+    pytest.param(allocated(), slices(None, device_nodes={"gpu-0": "gpu-1"}), True, id="the device is of the node"),
+    pytest.param(allocated(device("gpu-1")), slices(None, device_nodes={"gpu-0": "gpu-1"}), False, id="another device is"),
+    pytest.param(allocated(), slices(driver="other"), True, id="its slice is gone, and the pool is the node's"),
+    pytest.param(allocated(device(pool="p")), slices(driver="other"), False, id="its slice is gone, and the pool is not"),
+    pytest.param(allocated(device(pool="p"), only_node="gpu-1"), slices(driver="other"), True, id="only this node will do"),
+    pytest.param(allocated(device(pool="p"), only_node="gpu-2"), slices(driver="other"), False, id="only another node will do"),
+    pytest.param(allocated(devices=None), slices(), False, id="not allocated"),
+]
+
+
+@pytest.mark.parametrize(("made", "there", "holds"), HERE)
+def test_where_a_claim_is(made: ClaimView, there: SliceView, holds: bool) -> None:
+    assert bool(held(facts(claims=(made,), slices=(there,)))) == holds
+
+
+def test_a_claim_that_its_pod_shows_is_not_counted_twice() -> None:
+    named = pod(claims=(PodClaim("gpu", "c"),))
+    assert held(facts(pods=(named,), claims=(allocated(),), slices=(slices(),))) == [("Pod", "train-0", ("train-0",), ("claim c",))]
+    finished = pod(claims=(PodClaim("gpu", "c"),), phase="Succeeded", running=False)
+    assert held(facts(pods=(finished,), claims=(allocated(),), slices=(slices(),))) == [CLAIM]
+
+
+EXEMPT = [
+    pytest.param((device(admin=True),), True, id="administration"),
+    pytest.param((device(driver=NIC),), True, id="a driver that is ignored"),
+    pytest.param((device(driver=NIC), device(admin=True)), True, id="both"),
+    pytest.param((device(), device(admin=True)), False, id="one of them counts"),
+    pytest.param((device(),), False, id="a GPU"),
+]
+
+
+@pytest.mark.parametrize(("devices", "exempt"), EXEMPT)
+def test_what_is_shown_and_not_counted(devices: tuple[Device, ...], exempt: bool) -> None:
+    named = pod(claims=(PodClaim("gpu", "c"),))
+    seen = facts(pods=(named,), claims=(allocated(*devices),), slices=(slices(), slices(driver=NIC)))
+    asked = request(ignore_dra_drivers=(NIC,))
+    assert (find_holders(seen, asked) == ()) == exempt
+    assert bool(find_exempt(seen, asked)) == exempt
+    alone = facts(claims=seen.claims, slices=seen.slices)
+    assert (find_holders(alone, asked) == ()) == exempt
+
+
+UNKNOWN = [
+    pytest.param((), id="not read"),
+    pytest.param((allocated(devices=None),), id="not allocated"),
+    pytest.param((ClaimView("team-a", "c", (), (), None),), id="allocated to nothing"),
+    pytest.param((allocated(device(driver=NIC), namespace="team-b"),), id="of another namespace"),
+]
+
+
+@pytest.mark.parametrize("claims", UNKNOWN)
+def test_a_claim_that_is_not_known_to_be_exempt_counts(claims: tuple[ClaimView, ...]) -> None:
+    for name in ("c", None):
+        named = pod(claims=(PodClaim("net", name), PodClaim("x", None)))
+        assert held(facts(pods=(named,), claims=claims), ignore_dra_drivers=(NIC,))
+
+
+# --- promised pods
+
+PROMISED = [
+    pytest.param({"nominated": "gpu-1"}, (), "nominated to the node", id="nominated"),
+    pytest.param({"allocated_node": "gpu-1", "allocations": ("hami.io/vgpu-node",)}, (), "HAMi has chosen", id="HAMi"),
+    pytest.param({"volumes": ("data",)}, (VolumeView("team-a", "data", "gpu-1", False),), "its volume is placed", id="a volume"),
+]
+NOT_PROMISED = [
+    pytest.param({}, (), id="nothing"),
+    pytest.param({"nominated": "gpu-2"}, (), id="nominated elsewhere"),
+    pytest.param({"allocated_node": "gpu-1", "bind_phase": "failed"}, (), id="HAMi has failed"),
+    pytest.param({"allocated_node": "gpu-2"}, (), id="HAMi elsewhere"),
+    pytest.param({"volumes": ("data",)}, (VolumeView("team-a", "data", "gpu-1", True),), id="bound already"),
+    pytest.param({"volumes": ("data",)}, (VolumeView("team-b", "data", "gpu-1", False),), id="of another namespace"),
+    pytest.param({"volumes": ("data",)}, (VolumeView("team-a", "data", "gpu-2", False),), id="placed elsewhere"),
+    pytest.param({"nominated": "gpu-1", "resources": frozenset({"cpu"})}, (), id="without a GPU"),
+]
+
+
+@pytest.mark.parametrize(("changes", "volumes", "words"), PROMISED)
+def test_a_pod_that_is_promised_to_the_node_holds(changes: dict[str, Any], volumes: tuple[VolumeView, ...], words: str) -> None:
+    found = find_holders(facts(unbound=(holder(node="", **changes),), volumes=volumes), request())
+    assert not isinstance(found, Problem)
+    ((one),) = found
+    assert (one.bound, one.pods) == (False, ("train-0",))
+    assert one.advice.startswith("not bound yet (") and words in one.advice
+
+
+@pytest.mark.parametrize(("changes", "volumes"), NOT_PROMISED)
+def test_a_pod_that_is_not_promised_to_the_node_does_not(changes: dict[str, Any], volumes: tuple[VolumeView, ...]) -> None:
+    assert held(facts(unbound=(holder(**{"node": "", **changes}),), volumes=volumes)) == []
+
+
+# --- virtual machines
+
+
+def machine(**more: Any) -> MachineView:
+    first = MachineView("team-a", "vm", "u", "Running", "gpu-1", ("nvidia.com/T4",), frozenset(), None)
+    return replace(first, **more)
+
+
+RUNS = [
+    pytest.param({}, id="on the node"),
+    pytest.param({"node": "gpu-2", "active": frozenset({"gpu-1"})}, id="an active pod of it is"),
+    pytest.param({"node": "gpu-2", "migrating_to": "gpu-1"}, id="on its way"),
+    pytest.param({"phase": "Scheduled"}, id="not started"),
+    pytest.param({"phase": "Unknown"}, id="unknown"),
+]
+RUNS_NOT = [
+    pytest.param({"node": "gpu-2"}, id="on another node"),
+    pytest.param({"phase": "Succeeded"}, id="succeeded"),
+    pytest.param({"phase": "Failed"}, id="failed"),
+    pytest.param({"devices": ()}, id="without a device"),
+]
+
+
+@pytest.mark.parametrize("changes", RUNS)
+def test_a_virtual_machine_holds_without_a_launcher_pod(changes: dict[str, Any]) -> None:
+    assert held(facts(machines=(machine(**changes),))) == [("VirtualMachineInstance", "vm", (), ("nvidia.com/T4",))]
+
+
+@pytest.mark.parametrize("changes", RUNS_NOT)
+def test_a_virtual_machine_does_not(changes: dict[str, Any]) -> None:
+    assert held(facts(machines=(machine(**changes),))) == []
+
+
+def test_a_virtual_machine_and_its_launcher_are_one_holder() -> None:
+    launcher = holder("virt-launcher-vm-x", controller=Controller("kubevirt.io/v1", "VirtualMachineInstance", "vm"))
+    (found,) = held(facts(pods=(launcher,), machines=(machine(),)))
+    assert found == ("VirtualMachineInstance", "vm", ("virt-launcher-vm-x",), ("nvidia.com/T4", "nvidia.com/gpu"))
+
+
+@pytest.mark.parametrize("field", ["pods", "unbound", "volumes", "permitted", "classes", "claims", "slices", "machines"])
+def test_what_can_not_be_read_is_never_nobody(field: str) -> None:
+    unread = Problem("no answer")
+    assert find_holders(facts(**{field: unread}), request()) == unread
 
 
 def test_a_holder_in_one_line() -> None:
     one = Holder("team-a", "Job", "x", ("x-1", "x-2"), ("nvidia.com/gpu",), True, True, "advice")
     assert describe_holder(one) == "team-a/Job/x (terminating): nvidia.com/gpu by x-1, x-2"
+    assert describe_holder(replace(one, terminating=False, bound=False, pods=())) == "team-a/Job/x (not bound yet): nvidia.com/gpu"

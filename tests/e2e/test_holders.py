@@ -5,7 +5,8 @@ States that a server's own admission would not let in, or that not every version
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 
 from tests.e2e.expect import assert_blocked, assert_only_read, assert_untouched, look
 from tests.e2e.states import Make, Row, nothing, preview
+from tests.harness.backend import SimBackend
 from tests.harness.faultproxy import FaultProxy, ProxyRequest
 from tests.harness.kube import Json
-from tests.harness.world import KUBEVIRTS, POD_RESOURCE, VM_RESOURCE, World, gpu_pod, pod
+from tests.harness.world import KUBEVIRTS, POD_RESOURCE, VM_RESOURCE, World, gpu_pod, pod, vmi
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Held:
     resources: tuple[str, ...] = (POD_RESOURCE,)
     remedy: str = ""
     terminating: bool = False
+    bound: bool = True
+    pods: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -39,8 +43,8 @@ def assert_held(world: World, row: Held, **options: Any) -> None:
     (found,) = result.report["holders"]
     assert f"{found['namespace']}/{found['kind']}/{found['name']}" == row.holder
     assert tuple(found["resources"]) == row.resources
-    assert (found["terminating"], found["bound"]) == (row.terminating, True)
-    assert len(found["pods"]) == 1
+    assert (found["terminating"], found["bound"]) == (row.terminating, row.bound)
+    assert len(found["pods"]) == row.pods
     assert_only_read(world, before)
     assert_untouched(world, before)
 
@@ -63,6 +67,11 @@ def sidecar(name: str, resources: Json) -> Json:
 ONE = {"limits": {POD_RESOURCE: "1"}, "requests": {POD_RESOURCE: "1"}}
 HOLDER, MACHINE = "tenant-a/Pod/holder", "tenant-a/VirtualMachineInstance/vm-1"
 OWN = "example.com/accelerator"
+CANARY = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "hami-device-plugin-canary-29", "uid": "00000000-0000-4000-8000-000000000002"},
+}
 TRAINING = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "training", "uid": "00000000-0000-4000-8000-000000000001"}}
 
 
@@ -79,6 +88,152 @@ def held(table: Mapping[str, Held]) -> Any:
 def gpu(resource: str = POD_RESOURCE, **changes: Any) -> Make:
     """Add a running pod that asks for one of the resource."""
     return lambda world: world.add(gpu_pod("holder", world.name, resource=resource, **{"phase": "Running", **changes}))
+
+
+def machine(**status: Any) -> Json:
+    """A GPU VM that KubeVirt says to be on the node, without any pod; ``status`` says otherwise."""
+    made = vmi("vm-1", "gpu-1")
+    return {**made, "status": {**made["status"], **status}}
+
+
+def waiting(**changes: Any) -> Json:
+    """A pod that asks for a GPU, is on no node, and whose scheduler is not here."""
+    return gpu_pod("holder", None, schedulerName="nobody", **changes)
+
+
+def nominate(world: World) -> None:
+    world.add(waiting())
+    world.kube.patch("/api/v1/namespaces/tenant-a/pods/holder/status", {"status": {"nominatedNodeName": "gpu-1"}})
+
+
+def place(world: World, node: str = "gpu-1") -> None:
+    """The scheduler has chosen the node for the pod's volume, which is not there yet: the pod follows it."""
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "namespace": "tenant-a", "annotations": {"volume.kubernetes.io/selected-node": node}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "slow", "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    world.add(claim)
+    world.add(waiting(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]))
+
+
+HAMI = {"hami.io/vgpu-node": "gpu-1", "hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,1000,10:;"}
+
+
+@held(
+    {
+        "a VM without a pod": Held(lambda world: world.add(machine()), MACHINE, (VM_RESOURCE,), "virtctl stop vm-1", pods=0),
+        "a VM that is on its way here": Held(
+            lambda world: world.add(machine(nodeName="gpu-2", migrationState={"targetNode": "gpu-1"})), MACHINE, (VM_RESOURCE,), pods=0
+        ),
+        "a VM with a pod here": Held(
+            lambda world: world.add(machine(nodeName="gpu-2", activePods={"uid": "gpu-1"})), MACHINE, (VM_RESOURCE,), pods=0
+        ),
+        "a pod that is nominated to the node": Held(nominate, HOLDER, remedy="nominated to the node", bound=False),
+        "a pod whose volume is placed on the node": Held(place, HOLDER, remedy="its volume is placed", bound=False),
+        "a pod for which HAMi has chosen the node": Held(
+            lambda world: world.add(waiting(annotations=HAMI)),
+            HOLDER,
+            tuple(sorted((POD_RESOURCE, *(f"annotation {key}" for key in HAMI)))),
+            "HAMi has chosen",
+            bound=False,
+        ),
+        "a pod with HAMi's word alone": Held(
+            lambda world: world.add(odd_pod(annotations={"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,10:;"})),
+            HOLDER,
+            ("annotation hami.io/vgpu-devices-allocated",),
+        ),
+        "a quantity with an exponent": Held(lambda world: world.add(odd_pod(resources={POD_RESOURCE: "1e3"})), HOLDER),
+    }
+)
+def test_holders_that_no_resource_of_a_bound_pod_shows(world: World, row: Held) -> None:
+    row.make(world)
+    assert_held(world, row)
+
+
+def test_who_is_not_promised_the_node(world: World) -> None:
+    world.add({**machine(phase="Succeeded")})
+    world.add({**machine(nodeName="gpu-2"), "metadata": {"name": "vm-2", "namespace": "tenant-a"}})
+    ended = {"targetNode": "gpu-1", "failed": True}
+    world.add({**machine(nodeName="gpu-2", migrationState=ended), "metadata": {"name": "vm-3", "namespace": "tenant-a"}})
+    world.add({**vmi("vm-4", "gpu-1", device=None)})
+    place(world, "gpu-2")
+    world.add({**waiting(annotations={**HAMI, "hami.io/bind-phase": "failed"}), "metadata": failed_binding()})
+    preview(world, Row(nothing), "holders")
+
+
+def failed_binding() -> Json:
+    return {"name": "failed", "namespace": "tenant-a", "annotations": {**HAMI, "hami.io/bind-phase": "failed"}}
+
+
+DRIVER = "gpu.nvidia.com"
+CLAIMED = "tenant-a/ResourceClaim/gpu-claim"
+
+
+def dra(version: str, *, admin: bool = False, driver: str = DRIVER, node: str = "gpu-1", published: bool = True) -> list[Json]:
+    """A claim that is allocated to a device, and the slice that has the device."""
+    api = f"resource.k8s.io/{version}"
+    device: Json = {"name": "gpu-0"}
+    result = {"request": "gpu", "driver": driver, "pool": node, "device": "gpu-0", **({"adminAccess": True} if admin else {})}
+    claim = {
+        "apiVersion": api,
+        "kind": "ResourceClaim",
+        "metadata": {"name": "gpu-claim", "namespace": "tenant-a"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": driver}}]}},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    made = {"driver": driver, "nodeName": node, "pool": pool, "devices": [device if version != "v1beta1" else {**device, "basic": {}}]}
+    slices = [{"apiVersion": api, "kind": "ResourceSlice", "metadata": {"name": f"{node}-x"}, "spec": made}]
+    return [claim, *(slices if published else [])]
+
+
+VERSIONS = {"v1": (), "v1beta2": ("resource.k8s.io/v1",), "v1beta1": ("resource.k8s.io/v1", "resource.k8s.io/v1beta2")}
+
+
+@pytest.mark.needs("resource.k8s.io/v1")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_claim_that_nobody_uses_holds_in_every_version_of_the_api(world: World, version: str) -> None:
+    with absent(world, *VERSIONS[version]):
+        for made in dra(version):
+            world.add(made)
+        assert_held(world, Held(nothing, CLAIMED, (f"device {DRIVER}/gpu-1/gpu-0",), "reserved for nobody", pods=0))
+
+
+@pytest.mark.needs("resource.k8s.io/v1")
+def test_a_claim_whose_slices_are_gone_holds(world: World) -> None:
+    for made in dra("v1", published=False):
+        world.add(made)
+    assert_held(world, Held(nothing, CLAIMED, (f"device {DRIVER}/gpu-1/gpu-0",), pods=0))
+
+
+@pytest.mark.needs("resource.k8s.io/v1")
+@pytest.mark.parametrize("what", ["adminAccess", "driver", "node"])
+def test_a_claim_that_takes_nothing_away_is_shown_and_not_counted(world: World, what: str) -> None:
+    chosen: dict[str, Json] = {"adminAccess": {"admin": True}, "driver": {"driver": "dra.net"}, "node": {"node": "gpu-2"}}
+    for made in dra("v1", **chosen[what]):
+        world.add(made)
+    result = world.run("preview", "-o", "json", ignore_dra_driver="dra.net")
+    assert result.code == 0, result
+    assert ("not counted: claim tenant-a/gpu-claim" in result.check("holders")["message"]) == (what != "node")
+
+
+@pytest.mark.needs("resource.k8s.io/v1")
+def test_where_there_is_no_dra_nobody_holds_by_it(world: World) -> None:
+    with absent(world, "resource.k8s.io"):
+        preview(world, Row(nothing), "holders")
+
+
+@contextlib.contextmanager
+def absent(world: World, *names: str) -> Iterator[None]:
+    """A server without these API groups or versions."""
+    assert isinstance(world.backend, SimBackend)
+    before, world.backend.cluster.absent = world.backend.cluster.absent, frozenset(names)
+    try:
+        yield
+    finally:
+        world.backend.cluster.absent = before
 
 
 @held(
@@ -164,6 +319,11 @@ def still_running(phase: str) -> Json:
             lambda _: gpu_pod("holder", "gpu-1", owner=TRAINING, phase="Running"),
             "tenant-a/StatefulSet/training",
             remedy="statefulset/training --replicas=0",
+        ),
+        "the canary of kube-dc": Held(
+            lambda _: gpu_pod("canary-x", "gpu-1", namespace="gpu-operator", phase="Running", owner=CANARY),
+            "gpu-operator/Job/hami-device-plugin-canary-29",
+            remedy="kubectl patch -n gpu-operator cronjob/hami-device-plugin-canary",
         ),
         "the resources of the pod as a whole": Held(lambda _: whole(odd_pod()), HOLDER),
         "a claim from a template": Held(
