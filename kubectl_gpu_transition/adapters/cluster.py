@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import urllib3
@@ -32,6 +32,7 @@ from kubectl_gpu_transition.failures import (
 from kubectl_gpu_transition.model import FIELD_MANAGER, NodeView, Problem
 from kubectl_gpu_transition.views import node_view, pod_view
 
+T = TypeVar("T")
 PAGE = 500  # objects a page, as kubectl asks for
 _TRIES = 3  # of a read, and of a patch that the server had no time for (429)
 _PAUSE = 0.3  # seconds between two tries
@@ -102,6 +103,14 @@ class ServerStatus(Exception):
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _side_by_side(ask: Callable[[Collection], T], wanted: Sequence[Collection]) -> list[T]:
+    pool = ThreadPoolExecutor(max_workers=len(wanted))
+    try:
+        return list(pool.map(ask, wanted))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt nobody waits for a server that does not answer
 
 
 class KubeCluster:
@@ -276,12 +285,8 @@ class KubeCluster:
     def read_facts(self, node: str, whole: bool) -> Facts:
         """Every collection, side by side; without ``whole`` only those that a wait depends on."""
         wanted = COLLECTIONS if whole else WATCHED[1:]
-        pool = ThreadPoolExecutor(max_workers=len(wanted))
-        try:
-            answers = {collection.field: pool.submit(self._views, collection, node) for collection in wanted}
-            found = {field: answer.result() for field, answer in answers.items()}
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt nobody waits for a server that does not answer
+        answers = _side_by_side(lambda collection: self._views(collection, node), wanted)
+        found = {collection.field: answer for collection, answer in zip(wanted, answers, strict=True)}
         unbound = found["unbound"]
         if not isinstance(unbound, Problem) and any(pod.volumes for pod in unbound):
             found["volumes"] = self._views(Collection("volumes", (_VOLUMES,), kinds.volume_view, always=True), node)
@@ -367,8 +372,7 @@ class KubeCluster:
 
     def probe_watches(self, node: str) -> Problem | None:
         """Start and end each watch of the wait, side by side."""
-        with ThreadPoolExecutor(max_workers=len(WATCHED)) as pool:
-            return next((problem for problem in pool.map(lambda collection: self._probe(collection, node), WATCHED) if problem), None)
+        return next((problem for problem in _side_by_side(lambda collection: self._probe(collection, node), WATCHED) if problem), None)
 
     def _probe(self, collection: Collection, node: str) -> Problem | None:
         path = self._served.get(collection.field, "")

@@ -5,12 +5,16 @@ Imported before everything else, so it must import nothing heavy (``failures`` i
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from types import FrameType
 
 from kubectl_gpu_transition.failures import InterruptedNow
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_AGAIN = 0.1  # seconds until a signal that was not handled is sent to the main thread again
 
 
 class Flag:
@@ -38,7 +42,24 @@ FLAG = Flag()
 
 
 def install() -> Flag:
-    """Set the handlers; a second signal changes nothing. SIGPIPE stays ignored, so a closed stdout never ends a run."""
+    """Set the handlers; a second signal changes nothing. SIGPIPE stays ignored, so a closed stdout never ends a run.
+
+    A signal that comes just before the main thread begins to wait does not end the wait, and its handler runs only after it
+    (CPython: handlers run in the main thread, between two instructions). So a thread sends it again until it was handled.
+    """
     for name in _NAMES:
         signal.signal(getattr(signal, name), FLAG._handle)
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    threading.Thread(target=_insist, args=(told,), daemon=True, name="signals").start()
     return FLAG
+
+
+def _insist(told: int) -> None:
+    main = threading.main_thread()
+    while number := os.read(told, 1):
+        while FLAG.name is None:
+            time.sleep(_AGAIN)
+            if FLAG.name is None:
+                signal.pthread_kill(main.ident or 0, number[0])

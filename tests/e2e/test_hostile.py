@@ -39,7 +39,7 @@ from .transitions import (
 )
 
 NODE = f"^{NODES}/gpu-1$"
-KUSTOMIZATION = "/kustomizations/gpu-node-mode$"  # read by every full look, and by nothing else
+KUSTOMIZATIONS = "/kustomizations$"  # listed by every full look
 SANDBOX = OWNERS["vm-passthrough"][1]
 NOT_THE_API_SERVER = (404, b"404 page not found\n")
 
@@ -122,7 +122,7 @@ def test_an_uncordon_that_was_put_off_is_decided_anew(world: World, proxy: Fault
         if not made:
             made.append(world.add(holder))
 
-    proxy.on("get", KUSTOMIZATION, after=lambda _: looks.append(time.time()))
+    proxy.on("list", KUSTOMIZATIONS, after=lambda _: looks.append(time.time()))
     busy = proxy.on("patch", NODE, when=is_uncordon, times=2, reply=(429, None), before=arrive)
     running = world.start("apply", "-o", "json")
     busy.wait(60)
@@ -219,7 +219,7 @@ def test_an_abandon_never_leaves_a_cordon_of_ours_without_a_record(world: World,
     if moment == "before-the-patch":
         proxy.on("patch", NODE, when=lambda request: "dryRun" not in request.query, before=resume)
     else:
-        proxy.on("get", KUSTOMIZATION, nth=2, before=resume)
+        proxy.on("list", KUSTOMIZATIONS, nth=2, before=resume)
     abandoned = world.run("abandon", output="json")
     assert resumes, abandoned
     assert not (world.is_cordoned() and world.annotation() is None), abandoned
