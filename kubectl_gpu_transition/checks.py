@@ -10,10 +10,19 @@ import re
 from dataclasses import dataclass, replace
 
 from kubectl_gpu_transition import plan
-from kubectl_gpu_transition.facts import Observation
-from kubectl_gpu_transition.flux import find_gitops
+from kubectl_gpu_transition.facts import KustomizationView, Observation
+from kubectl_gpu_transition.flux import find_gitops, find_kustomization, find_troubles
 from kubectl_gpu_transition.gates import GATES, find_comments, find_open_gates
 from kubectl_gpu_transition.holders import describe_holder, find_exempt, find_holders
+from kubectl_gpu_transition.live_rule import (
+    find_blocks,
+    find_exclusion,
+    find_live_mode,
+    find_missing_rule,
+    find_object,
+    find_other_writers,
+    read_name,
+)
 from kubectl_gpu_transition.marks import find_operations
 from kubectl_gpu_transition.model import (
     ANNOTATION,
@@ -27,7 +36,7 @@ from kubectl_gpu_transition.model import (
 from kubectl_gpu_transition.modes import LABELS, MODES, QUALIFIED, Mode, label_values, supported_modes
 from kubectl_gpu_transition.record import Claim
 from kubectl_gpu_transition.resume import Verdict, judge_abandon, judge_cordon, read_rule_mode
-from kubectl_gpu_transition.rule import Edit, RuleError
+from kubectl_gpu_transition.rule import Edit, RuleError, read_block
 from kubectl_gpu_transition.target import find_missing_labels, find_missing_owners, find_owners
 
 # What can refuse a resume whose change is in force; every other failure is a warning then (spec section 6).
@@ -80,6 +89,8 @@ def evaluate(look: Look) -> tuple[Check, ...]:
         _identity(look),
         _rule(look),
         judge_fleet_cluster(look),
+        _flux(look),
+        _live_rule(look),
         _node(look),
         _live_mode(look),
         _cordon(look),
@@ -145,6 +156,7 @@ def is_at_target(request: Request, observation: Observation, fleet_cluster: Chec
         and not node.deleting
         and ANNOTATION not in node.annotations
         and not find_missing_owners(find_owners(observation.facts.pods, request.node), target)
+        and not find_missing_rule(observation.facts, read_name(tip.rule), request.node, target, request.ignore_missing_gitops)
         and fleet_cluster.status != "fail"
     )
 
@@ -387,6 +399,71 @@ def judge_fleet_cluster(look: Look) -> Check:
             "fleet-cluster", "warn", f"Flux reads {gitops.url}, this checkout pushes {route.push_url}: not known to be the same repository"
         )
     return Check("fleet-cluster", "pass", f"Flux follows {path}, branch {gitops.branch}")
+
+
+def _flux(look: Look) -> Check:
+    troubles = find_troubles(look.observation.facts)
+    if isinstance(troubles, Problem):
+        return _fail("flux", troubles)
+    failures, warnings = troubles
+    if failures:
+        remedies = dict.fromkeys(plan.point_at_cluster(look.request, f"mend Flux first: {remedy}") for _, remedy in failures)
+        return Check("flux", "fail", f"the change would not arrive: {'; '.join(what for what, _ in failures)}", "; ".join(remedies))
+    if warnings:
+        return Check("flux", "warn", "; ".join(warnings))
+    found = find_kustomization(look.observation.facts)
+    if not isinstance(found, KustomizationView):
+        return Check("flux", "skip", "there is no Kustomization to look at")
+    return Check("flux", "pass", f"nothing that brings the change is suspended or failing; applied: {found.applied or 'unknown'}")
+
+
+def _live_rule(look: Look) -> Check:
+    """The check ``live-rule``. A change in force is compared with the tip, as the rule and the gates are."""
+    facts, request, tip = look.observation.facts, look.request, look.observation.tip
+    rule = tip.rule if look.waiting and isinstance(tip, TipFacts) else look.observation.checkout.rule
+    name = read_name(rule)
+    if not isinstance(rule, bytes) or name is None:
+        return Check("live-rule", "skip", "there is no rule to compare it with")
+    found, others = find_object(facts, name), find_other_writers(facts, name, request.node)
+    if isinstance(found, Problem) or isinstance(others, Problem):
+        return _fail("live-rule", found if isinstance(found, Problem) else Problem("the rules were not read"))
+    if others:
+        return Check(
+            "live-rule",
+            "fail",
+            f"the mode labels of {request.node} may be written by {'; '.join(others)} as well",
+            "take the labels out of it, or leave the node out by its name (an In list of system.name's nodename)",
+        )
+    if found is None:
+        return Check(
+            "live-rule",
+            "warn" if request.ignore_missing_gitops else "fail",
+            f"the NodeFeatureRule {name} does not exist in this cluster",
+            plan.point_at_cluster(request, "see why Flux has not made it: flux get kustomizations"),
+        )
+    excluded = find_exclusion(found)
+    if excluded:
+        key = excluded.split(":")[0]
+        return Check(
+            "live-rule",
+            "fail",
+            f"the NodeFeatureRule {name} is excluded from reconciliation ({excluded}): the change would not arrive",
+            plan.point_at_cluster(request, f"let Flux have it again: kubectl annotate nodefeaturerule {name} {key}-"),
+        )
+    try:
+        wanted = read_block(rule, request.node)
+    except RuleError as error:
+        return Check("live-rule", "skip", f"there is no block to compare it with: {error}")
+    if find_blocks(found, request.node) != [wanted]:
+        live = find_live_mode(facts, name, request.node)
+        says = f"asks for {live.value}" if isinstance(live, Mode) else live.message if live else "is not there"
+        return Check(
+            "live-rule",
+            "fail",
+            f"the live NodeFeatureRule {name} is not what the fleet says about {request.node}: it {says}",
+            plan.point_at_cluster(request, "wait until Flux has applied the fleet, or see why not: flux get kustomizations"),
+        )
+    return Check("live-rule", "pass", f"NodeFeatureRule {name} says what the fleet says")
 
 
 def _node(look: Look) -> Check:

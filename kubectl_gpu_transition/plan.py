@@ -109,7 +109,7 @@ def _kubectl(request: Request) -> str:
 
 def point_at_cluster(request: Request, advice: str) -> str:
     """Advice that ends in a command, with the options that make it act on this cluster and on no other."""
-    return f"{advice} {_cluster_options(request)}" if re.search(r": (kubectl|virtctl) ", advice) else advice
+    return f"{advice} {_cluster_options(request)}" if re.search(r": (kubectl|virtctl|flux) ", advice) else advice
 
 
 def inspect_commands(request: Request) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from kubectl_gpu_transition import plan, resume
 from kubectl_gpu_transition.checks import Look, judge_gates
 from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Failure, LostGuard, Refused, RemoteMoved, RemoteRejected, UnknownOutcome
+from kubectl_gpu_transition.live_rule import find_other_writers, read_name
 from kubectl_gpu_transition.marks import find_marks, find_operations
 from kubectl_gpu_transition.model import ANNOTATION, Advance, History, NodeView, Plan, Problem, Request, TipFacts, Transaction
 from kubectl_gpu_transition.patches import announce_patch, restore_patch
@@ -94,7 +95,7 @@ class Push:
                     )
                 self._check_moved_tip(tip)
                 self.judged = tip.tip
-            state = self._recheck()
+            state = self._recheck(tip)
             if state == "ready":
                 self._prepare(look, tip)
                 state = self._announce(tip.tip)
@@ -166,9 +167,10 @@ class Push:
             assert self.commit is not None
             step.message = f"commit {self.commit[1][:12]} on {tip.tip[:12]}"
 
-    def _recheck(self) -> str:
+    def _recheck(self, tip: TipFacts) -> str:
         """Step 2: two fresh looks, the settle time apart. ``ready``, or ``labels``/``record`` when the tip has to be read first."""
         session = self.session
+        rule_name = read_name(tip.rule)
         with session.step("recheck") as step:
             for look in range(2):
                 if look:
@@ -182,9 +184,12 @@ class Push:
                 if state != "ready":
                     step.message = "another run of this transaction is at work; the tip decides"
                     return state
-                holders, marks = _told(found[0]), _told(found[1])
+                writers = find_other_writers(facts, rule_name, self.request.node) if rule_name else ()
+                holders, marks, others = _told(found[0]), _told(found[1]), _told(writers)
                 if marks:
                     raise _unfit([f"another operation is at work: {mark}" for mark in marks])
+                if others:
+                    raise _unfit([f"the mode labels may be written by {other} as well" for other in others])
                 if holders:
                     shown = "; ".join(f"{h.namespace}/{h.kind}/{h.name} ({', '.join(h.pods)})" for h in holders)
                     raise Refused(

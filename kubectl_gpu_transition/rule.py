@@ -116,6 +116,11 @@ def find_block(data: bytes, node: str) -> Block:
     return _Document(data, node).locate(node)[0]
 
 
+def read_block(data: bytes, node: str) -> object:
+    """The value of the node's block, as JSON would have it. Raises RuleError as ``find_block`` does."""
+    return _Document(data, node).locate(node)[1]
+
+
 def edit_block(data: bytes, node: str, source: Mode, target: Mode, path: str) -> Edit:
     """Move the node's block from ``source`` to ``target``; ``path`` is the file's path in the repository, for the diff.
 

@@ -13,6 +13,7 @@ from kubectl_gpu_transition.checks import Look, judge_fleet_cluster
 from kubectl_gpu_transition.facts import Facts, Observation
 from kubectl_gpu_transition.failures import Drift, EndedElsewhere, Expired, LostGuard, Refused, RefusedByServer, UnknownOutcome
 from kubectl_gpu_transition.flux import find_gitops
+from kubectl_gpu_transition.live_rule import find_missing_rule, read_name
 from kubectl_gpu_transition.model import ANNOTATION, NodeView, Problem, TipFacts
 from kubectl_gpu_transition.patches import drop_patch, recordon_patch, uncordon_patch
 from kubectl_gpu_transition.ports import Watch
@@ -64,6 +65,8 @@ class Wait:
     spoke: float = 0.0
     deadline: float = 0.0
     looked: float = float("-inf")  # when the last full observation ended
+    rule_name: str | None = None  # of the live rule, as the last tip that was read has it
+    named: tuple[object, str | None] = (None, None)
     retry: float | None = None  # when a cordon that could not be set again is tried again
 
     def run(self) -> None:
@@ -162,7 +165,12 @@ class Wait:
         return known.isdigit() and node.version.isdigit() and int(node.version) < int(known)
 
     def _missing(self, node: NodeView, facts: Facts) -> list[str]:
-        return find_missing(self.goal, node, facts, self.session.find_holders(facts))
+        missing = find_missing(self.goal, node, facts, self.session.find_holders(facts))
+        return missing + (self._missing_live(facts, self.rule_name) if self.rule_name else [])
+
+    def _missing_live(self, facts: Facts, name: str | None) -> list[str]:
+        request = self.session.request
+        return find_missing_rule(facts, name, request.node, self.goal.mode, request.ignore_missing_gitops)
 
     def _missing_in(self, observation: Observation) -> list[str]:
         """What an observation lacks, condition 7 included; what could not be read is missing."""
@@ -172,6 +180,8 @@ class Wait:
         if isinstance(node, Problem):
             return [f"could not be read: {node.message}"]
         changed = self._follow(node)
+        if isinstance(observation.tip, TipFacts):
+            self.rule_name = self._read_name(observation.tip)
         missing = self._missing(node, observation.facts)
         if changed:
             missing.append("the node's cordon or record has changed")
@@ -179,7 +189,14 @@ class Wait:
             missing.append(f"the tip can not be read: {observation.tip.message}")
         else:
             missing += self._missing_at(observation.tip)
+            missing += [] if self.rule_name else self._missing_live(observation.facts, None)
         return missing
+
+    def _read_name(self, tip: TipFacts) -> str | None:
+        """The name of the live rule at this tip; read once for each rule, for a fleet's file is long."""
+        if tip.rule is not self.named[0]:
+            self.named = (tip.rule, read_name(tip.rule))
+        return self.named[1]
 
     def _missing_at(self, tip: TipFacts) -> list[str]:
         mode = read_rule_mode(tip.rule, self.session.request.node)
@@ -246,7 +263,7 @@ class Wait:
             raise node_gone(session.request.node)
         if isinstance(node, Problem) or isinstance(pods, Problem) or isinstance(tip, Problem):
             return
-        if isinstance(find_gitops(observation.facts), Problem):
+        if isinstance(find_gitops(observation.facts), Problem) or isinstance(observation.facts.rules, Problem):
             return
         look = Look(session.request, observation, Claim("none", "", None), None, None)
         if (
@@ -255,6 +272,7 @@ class Wait:
             and not find_missing_labels(node, self.goal.mode)
             and not find_missing_owners(find_owners(pods, node.name), self.goal.mode)
             and not self._missing_at(tip)
+            and not self._missing_live(observation.facts, self._read_name(tip))
             and judge_fleet_cluster(look).status != "fail"
         ):
             word = "abandoned" if self.abandoning else "finished"

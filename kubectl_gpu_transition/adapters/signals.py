@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -35,10 +36,15 @@ class Flag:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         first, self.name = self.name is None, self.name or signal.Signals(number).name
         if first and self.immediate:
+            sys.unraisablehook = _ignore  # what is cut off half made may not be able to clear up; nobody has to read of it
             raise InterruptedNow(self.name)
 
 
 FLAG = Flag()
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def install() -> Flag:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kubectl_gpu_transition.checks import Look
-from kubectl_gpu_transition.facts import Facts, KustomizationView, Observation, SourceView
+from kubectl_gpu_transition.facts import Condition, Facts, KustomizationView, Observation, SourceView
+from kubectl_gpu_transition.kinds import rule_object
 from kubectl_gpu_transition.model import (
     CheckoutFacts,
     CommitFacts,
@@ -26,13 +27,14 @@ from kubectl_gpu_transition.model import (
 from kubectl_gpu_transition.modes import MODES, Mode, label_values
 from kubectl_gpu_transition.record import Claim, encode
 from kubectl_gpu_transition.rule import edit_block
-from tests.fakes.world import rule_text
+from tests.fakes.world import live_rule, rule_text
 
 HAMI, DRA, VM, VGPU = Mode.POD_HAMI, Mode.POD_HAMI_DRA, Mode.VM_PASSTHROUGH, Mode.VM_VGPU
 ANNOTATION = "kube-dc.com/gpu-transition"
 ID, BASE, COMMIT, LATER = "12345678-1234-4234-8234-123456789abc", "b" * 40, "c" * 40, "d" * 40
 ENV = b"GPU_SHARED_CREATION_ENABLED=false\nGPU_VM_CREATION_ENABLED=false\n"
 RULE, RULE_VM = rule_text(gpu_1=HAMI, gpu_2=HAMI), rule_text(gpu_1=VM, gpu_2=HAMI)
+READY = {"Ready": Condition("True", "ReconciliationSucceeded", "applied")}
 ROUTE = Route("origin", "main", "https://git.example/fleet.git", "https://git.example/fleet.git", False)
 
 
@@ -142,7 +144,7 @@ def kustomization(**more: Any) -> KustomizationView:
         depends_on=(),
         suspended=False,
         observed=True,
-        conditions={},
+        conditions=READY,
         applied=None,
     )
     return replace(first, **more)
@@ -156,16 +158,18 @@ def source(**more: Any) -> SourceView:
         ref="main",
         suspended=False,
         observed=True,
-        conditions={},
+        conditions=READY,
         revision=None,
     )
     return replace(first, **more)
 
 
 def facts(**more: Any) -> Facts:
-    """What a sound cluster shows beside the node; Flux's two objects can be given as ``kustomization`` and ``source``, None for absent."""
+    """What a sound cluster shows beside the node; Flux's two objects can be given as ``kustomization`` and ``source``, None for absent,
+    and what the live rule asks for as ``asks``."""
     flux = {"kustomizations": more.pop("kustomization", kustomization()), "sources": more.pop("source", source())}
-    first = Facts(pods=(owner(HAMI),), **{field: () if made is None else (made,) for field, made in flux.items()})
+    rules = (rule_object(live_rule(more.pop("asks", HAMI))),)
+    first = Facts(pods=(owner(HAMI),), rules=rules, **{field: () if made is None else (made,) for field, made in flux.items()})
     return replace(first, **more)
 
 

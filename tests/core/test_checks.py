@@ -17,8 +17,9 @@ from kubectl_gpu_transition.checks import (
     moot_checks,
     node_checks,
 )
-from kubectl_gpu_transition.facts import Observation
+from kubectl_gpu_transition.facts import Observation, RuleObject
 from kubectl_gpu_transition.holders import find_holders
+from kubectl_gpu_transition.kinds import rule_object
 from kubectl_gpu_transition.model import Check, CommitFacts, Identity, Problem
 from kubectl_gpu_transition.modes import LABEL_ACTIVE, LABEL_CONFIG, Mode, label_values
 from kubectl_gpu_transition.record import Claim, read_claim
@@ -54,6 +55,7 @@ from tests.core.builders import (
     tip,
     transaction,
 )
+from tests.fakes.world import live_rule
 
 NAMES = [
     "modes",
@@ -64,6 +66,8 @@ NAMES = [
     "fleet-identity",
     "fleet-rule",
     "fleet-cluster",
+    "flux",
+    "live-rule",
     "node",
     "live-mode",
     "cordon",
@@ -101,7 +105,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     everything = observation(
         node=node(VM, ready="False", unschedulable=True, taints=("medik8s.io/drain",)),
         pods=(holder(),),
-        kustomization=kustomization(path="clusters/x/gpu-node-modes"),
+        kustomization=kustomization(path="clusters/x/gpu-node-modes", suspended=True),
         checkout=checkout(state=Problem("dirty", "commit"), env=b"", rule=RULE_VM, identity=Problem("no identity", "git config")),
         tip=tip(tip=LATER, relation="behind"),
     )
@@ -115,6 +119,8 @@ def test_every_failure_has_something_to_do() -> None:
         check = result(case.values[0], case.values[1])  # type: ignore[arg-type]
         assert check.remedy, case.id
 
+
+LIVE = rule_object(live_rule(HAMI))
 
 FAILING = [
     pytest.param("modes", look(request=request(source=None, target=None)), "not two different known ones", id="no modes"),
@@ -177,6 +183,26 @@ FAILING = [
     pytest.param("fleet-cluster", seen(source=None), "flux-system/flux-system does not exist", id="no source"),
     pytest.param("fleet-cluster", seen(source=source(ref="prod")), "Flux follows prod, this checkout pushes main", id="another branch"),
     pytest.param("fleet-cluster", seen(source=source(ref="tag main")), "Flux follows tag main", id="no branch but a tag"),
+    pytest.param("flux", seen(kustomization=kustomization(suspended=True)), "gpu-node-mode is suspended", id="a suspended Kustomization"),
+    pytest.param(
+        "flux", seen(source=source(suspended=True)), "GitRepository flux-system/flux-system is suspended", id="a suspended source"
+    ),
+    pytest.param("flux", seen(kustomizations=GONE), "can not be reached", id="Kustomizations that can not be read"),
+    pytest.param("live-rule", seen(asks=VM), "it asks for vm-passthrough", id="a live rule that is ahead"),
+    pytest.param("live-rule", seen(rules=()), "does not exist in this cluster", id="no live rule"),
+    pytest.param("live-rule", seen(rules=GONE), "can not be reached", id="rules that can not be read"),
+    pytest.param(
+        "live-rule",
+        seen(rules=(replace(LIVE, annotations={"kustomize.toolkit.fluxcd.io/reconcile": "Disabled"}),)),
+        "excluded from reconciliation (kustomize.toolkit.fluxcd.io/reconcile: Disabled)",
+        id="a live rule that Flux leaves alone",
+    ),
+    pytest.param(
+        "live-rule",
+        seen(rules=(LIVE, RuleObject("zz-other", {}, ({"name": "all", "labels": {LABEL_CONFIG: "x"}},)))),
+        "may be written by rule 'all' of NodeFeatureRule zz-other as well",
+        id="another rule that writes the labels",
+    ),
     pytest.param("node", seen(node=GONE), "can not be reached", id="a node that can not be read"),
     pytest.param("node", seen(node=None), "node gpu-1 does not exist in this cluster", id="no such node"),
     pytest.param("node", seen(node=node(ready="Unknown")), "not Ready (Ready is Unknown)", id="a lost node"),
@@ -232,6 +258,14 @@ OTHERS = [
     pytest.param("fleet-rule", look(observation(checkout=checkout(head=None)), edit=None), "skip", id="a rule without a checkout"),
     pytest.param("fleet-rule", look(observation(checkout=checkout(env=None)), edit=None), "skip", id="a rule of an unknown cluster"),
     pytest.param("fleet-cluster", seen(checkout=checkout(route=Problem("x"))), "skip", id="a cluster without a route"),
+    pytest.param("flux", seen(), "pass", id="Flux at work"),
+    pytest.param("flux", seen(kustomization=kustomization(conditions={})), "warn", id="Flux not begun yet"),
+    pytest.param("flux", seen(kustomization=None), "skip", id="no Flux"),
+    pytest.param("live-rule", seen(), "pass", id="a live rule as in the fleet"),
+    pytest.param(
+        "live-rule", look(observation(rules=()), request=request(ignore_missing_gitops=True)), "warn", id="a missing live rule accepted"
+    ),
+    pytest.param("live-rule", seen(checkout=checkout(rule=None)), "skip", id="a live rule without one in the fleet"),
     pytest.param("fleet-remote", seen(checkout=checkout(head=None)), "skip", id="a remote without a commit here"),
     pytest.param("fleet-remote", seen(checkout=checkout(branch=None)), "skip", id="a remote without a branch here"),
     pytest.param("fleet-identity", seen(checkout=checkout(head=None, branch=None)), "skip", id="an identity without a checkout"),
@@ -441,7 +475,7 @@ def test_the_node_checks_are_those_that_need_nothing_else() -> None:
 
 
 def at_target(**more: Any) -> Observation:
-    return observation(**{"node": node(VM), "pods": (owner(VM),), "tip": tip(rule=RULE_VM), **more})
+    return observation(**{"node": node(VM), "pods": (owner(VM),), "tip": tip(rule=RULE_VM), "asks": VM, **more})
 
 
 def is_there(observed: Observation, **more: Any) -> bool:
@@ -471,6 +505,9 @@ NOT_THERE = [
     {"pods": (owner(VM), daemon("nvidia-device-plugin-daemonset"))},
     {"pods": GONE},
     {"tip": tip()},
+    {"asks": HAMI},
+    {"rules": ()},
+    {"rules": GONE},
     {"tip": tip(rule=None)},
     {"tip": GONE},
     {"kustomizations": GONE},

@@ -22,12 +22,14 @@ Make = Callable[[World], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A state, by what makes it and by options of the program, and the words that the check has for it. No words: the check passes."""
+    """A state, by what makes it and by options of the program, and the words that the check has for it. No words: the check passes.
+    ``beside``: checks that can not but fail with it."""
 
     make: Make
     message: Words = ()
     remedy: Words = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 def rows(table: Mapping[str, Row]) -> Any:
@@ -42,7 +44,7 @@ def preview(world: World, row: Row, check: str) -> None:
     before = look(world)
     result = world.run("preview", "-o", "json", **options)
     if row.message:
-        assert_blocked(result, check, row.message, row.remedy)
+        assert_blocked(result, check, row.message, row.remedy, beside=row.beside)
     else:
         assert_passes(result)
         assert result.check(check)["status"] == "pass"

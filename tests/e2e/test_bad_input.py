@@ -246,10 +246,11 @@ NEEDING = {
     "deviceclasses": {"holders"},
     "nodemaintenances": {"other-actors"},
     "daemonsets": {"other-actors"},
-    "kustomizations": {"fleet-cluster"},
-    "gitrepositories": {"fleet-cluster"},
+    "kustomizations": {"fleet-cluster", "flux"},
+    "gitrepositories": {"fleet-cluster", "flux"},
+    "nodefeaturerules": {"live-rule"},
 }
-ALL = {"node", "holders", "fleet-cluster"}
+ALL = {"node", "holders", "fleet-cluster", "flux", "live-rule"}
 
 
 def assert_unread(result: Result, needed: set[str], *words: str) -> None:

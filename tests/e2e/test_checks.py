@@ -35,6 +35,7 @@ from tests.harness.world import (
     LABEL_CONFIG,
     LABEL_EXPECTED,
     NODES,
+    RULES,
     SOURCES,
     World,
     gpu_pod,
@@ -45,6 +46,7 @@ from tests.harness.world import (
 )
 
 SHARED, VM = "GPU_SHARED_CREATION_ENABLED", "GPU_VM_CREATION_ENABLED"
+AHEAD = ("live-rule",)  # fails too: the fleet is ahead of the cluster
 KUSTOMIZATION, SOURCE = f"{FLUX}/gpu-node-mode", f"{SOURCES}/flux-system"
 
 
@@ -454,10 +456,10 @@ MEND = "mend the file"
         "not UTF-8": Row(rule(RULE.encode() + b"# \xff\n"), (f"line {RULE.count(chr(10)) + 1}", "UTF-8"), MEND),
         "another rule that may write the node's labels": Row(rule(RULE + EVERYONE), ("line ", "gpu-1"), MEND),
         "another mode, with the direction that would fit": Row(
-            rule(rule_bytes("dc1", {"gpu-1": "pod-hami-dra"})), ("line 10", "pod-hami-dra"), "--from pod-hami-dra"
+            rule(rule_bytes("dc1", {"gpu-1": "pod-hami-dra"})), ("line 10", "pod-hami-dra"), "--from pod-hami-dra", {}, AHEAD
         ),
         "a rule that asks for the target already": Row(
-            rule(rule_bytes("dc1", {"gpu-1": "vm-passthrough"})), ("already", "vm-passthrough"), "Flux"
+            rule(rule_bytes("dc1", {"gpu-1": "vm-passthrough"})), ("already", "vm-passthrough"), "Flux", {}, AHEAD
         ),
     }
 )
@@ -551,6 +553,59 @@ def test_what_only_warns_about_the_cluster(kept_world: World, row: Row) -> None:
     assert_untouched(kept_world, before)
 
 
+# flux and live-rule
+
+
+LIVE = f"{RULES}/dc1-gpu-node-modes"
+
+
+def other_rule(**match: Any) -> Make:
+    """Another NodeFeatureRule that writes one of the mode labels, with the value that it has."""
+    one = {"name": "all", "labels": {LABEL_CONFIG: mode_labels("pod-hami")[LABEL_CONFIG]}, **match}
+    made = {"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": "NodeFeatureRule", "metadata": {"name": "zz-other"}, "spec": {"rules": [one]}}
+    return lambda world: world.add(made)
+
+
+def only_nodes(*names: str) -> Json:
+    return {"feature": "system.name", "matchExpressions": {"nodename": {"op": "In", "value": list(names)}}}
+
+
+@rows(
+    {
+        "a suspended Kustomization": Row(
+            patched(KUSTOMIZATION, {"suspend": True}),
+            ("Kustomization flux-system/gpu-node-mode", "suspended"),
+            ("flux resume kustomization gpu-node-mode -n flux-system", "--kubeconfig"),
+        ),
+        "a suspended source": Row(
+            patched(SOURCE, {"suspend": True}), ("GitRepository", "suspended"), "flux resume source git flux-system -n flux-system"
+        ),
+        "a dependency that does not exist": Row(
+            patched(KUSTOMIZATION, {"dependsOn": [{"name": "nowhere"}]}), ("flux-system/nowhere", "does not exist"), "flux tree"
+        ),
+    }
+)
+def test_flux(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "flux")
+
+
+@rows(
+    {
+        "no live rule": Row(deleted(LIVE), ("dc1-gpu-node-modes", "does not exist"), "flux get", {}, ("live-mode",)),
+        "a live rule that Flux leaves alone": Row(
+            lambda world: world.kube.patch(LIVE, {"metadata": {"annotations": {"kustomize.toolkit.fluxcd.io/reconcile": "disabled"}}}),
+            ("excluded", "kustomize.toolkit.fluxcd.io/reconcile: disabled"),
+            ("annotate nodefeaturerule dc1-gpu-node-modes kustomize.toolkit.fluxcd.io/reconcile-", "--kubeconfig"),
+        ),
+        "another rule for every node": Row(other_rule(), ("'all'", "zz-other"), "take the labels out"),
+        "another rule for this node among others": Row(other_rule(matchFeatures=[only_nodes("gpu-2", "gpu-1")]), "zz-other"),
+        "another rule for other nodes": Row(other_rule(matchFeatures=[only_nodes("gpu-2")])),
+    }
+)
+def test_live_rule(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "live-rule")
+
+
 # node and live-mode
 
 
@@ -567,7 +622,7 @@ def condition(status: str | None) -> Make:
 @rows(
     {
         "a node that does not exist": Row(
-            lambda world: world.fleet.set_modes({"gpu-9": "pod-hami"}), ("gpu-9", "does not exist"), "get nodes", {"node": "gpu-9"}
+            lambda world: world.fleet.set_modes({"gpu-9": "pod-hami"}), ("gpu-9", "does not exist"), "get nodes", {"node": "gpu-9"}, AHEAD
         ),
         "a node that is not Ready": Row(condition("False"), ("gpu-1", "False"), "node"),
         "a node of which nothing is known": Row(condition("Unknown"), ("gpu-1", "Unknown"), "node"),
@@ -780,6 +835,8 @@ ALONE: dict[str, Row] = {
     "fleet-identity": Row(git("config --unset user.name")),
     "fleet-rule": Row(edited((MODE, f"{LABEL_ACTIVE}: &mode pod-hami"))),
     "fleet-cluster": Row(deleted(KUSTOMIZATION)),
+    "flux": Row(patched(KUSTOMIZATION, {"suspend": True})),
+    "live-rule": Row(other_rule()),
     "node": Row(condition("Unknown")),
     "live-mode": Row(labelled(active=None)),
     "holders": Row(lambda world: world.add(gpu_pod("holder", "gpu-1", phase="Running"))),

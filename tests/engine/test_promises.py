@@ -17,7 +17,7 @@ from kubectl_gpu_transition.report import failure_text
 from kubectl_gpu_transition.waiting import FRESH
 from tests.fakes.cluster import RECORD, FakeSignal, FakeWatch, Write
 from tests.fakes.fleet import NO_HISTORY
-from tests.fakes.world import CLUSTER, ENV, HAMI, NODE, VM, World, daemon_pod, gpu_pod, owner_pod, rule_text
+from tests.fakes.world import CLUSTER, ENV, HAMI, NODE, VM, World, daemon_pod, gpu_pod, live_rule, owner_pod, rule_text
 
 ANNOTATION = "kube-dc.com/gpu-transition"
 PATCH, READ, SIGNAL, PUSH = "cluster.patch_node", "cluster.read_node", "cluster.next_signal", "fleet.push_commit"
@@ -475,9 +475,16 @@ def upgrade_pod() -> dict[str, Any]:
     }
 
 
+def add_other_rule(world: World) -> None:
+    """A NodeFeatureRule of somebody else's, for every node."""
+    other = {"metadata": {"name": "zz-other"}, "spec": {"rules": [{"name": "all", "labels": {LABELS[0]: "x"}}]}}
+    world.cluster.objects["rules"].append(other)
+
+
 BEFORE_PUSH = [
     pytest.param(lambda w: w.cluster.add_pod(gpu_pod()), "holder-appeared", id="a holder"),
     pytest.param(not_ready, "node-unfit", id="a node that is not Ready"),
+    pytest.param(add_other_rule, "node-unfit", id="another rule that writes the labels"),
     pytest.param(lambda w: w.cluster.annotate("weave.works/kured-reboot-in-progress", "x"), "node-unfit", id="a mark on the node"),
     pytest.param(lambda w: w.cluster.add_pod(upgrade_pod()), "node-unfit", id="a pod that upgrades the node"),
     pytest.param(lambda w: w.cluster.label(active="vm-passthrough"), "label-drift", id="a label that has left"),
@@ -961,13 +968,29 @@ STANDING = [
         "the tip's rule asks for pod-hami",
         id="a tip that is back",
     ),
+    pytest.param(
+        lambda w: w.cluster.objects.update(rules=[live_rule(HAMI)]), "the live rule asks for pod-hami", id="a live rule that is back"
+    ),
+    pytest.param(lambda w: w.cluster.objects.update(rules=[]), "the live NodeFeatureRule", id="no live rule"),
     pytest.param(lambda w: setattr(w.fleet, "tip_problem", Problem("no route", None)), "the tip can not be read: no route", id="the tip"),
     pytest.param(
         lambda w: w.fleet.commit(rule_path(CLUSTER), b"nothing\n"), "the rule at the tip can not be read", id="the rule at the tip"
     ),
     *(
         pytest.param(lambda w, field=field: w.cluster.unread.update({field: "no answer"}), "could not be read: no answer", id=field)
-        for field in ("pods", "unbound", "volumes", "permitted", "classes", "claims", "slices", "machines", "maintenances", "daemonsets")
+        for field in (
+            "pods",
+            "unbound",
+            "volumes",
+            "permitted",
+            "classes",
+            "claims",
+            "slices",
+            "machines",
+            "maintenances",
+            "daemonsets",
+            "rules",
+        )
     ),
     pytest.param(
         lambda w: w.steering.faults.update({(READ, n): "refused" for n in range(4, 99)}), "could not be read: not allowed", id="the node"

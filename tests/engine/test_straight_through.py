@@ -287,7 +287,7 @@ def test_the_question_is_asked_once_after_the_preflight_and_a_wrong_answer_chang
     assert world.terminal.asked == [
         f"This cordons {NODE}, moves it from pod-hami to vm-passthrough through the fleet, and uncordons it when that is verified."
     ]
-    assert world.terminal.lines.index("preflight: 14 checks pass, 0 warn") < world.terminal.lines.index(
+    assert world.terminal.lines.index("preflight: 16 checks pass, 0 warn") < world.terminal.lines.index(
         "context dc1-admin, server https://dc1.example:6443"
     )
 

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from kubectl_gpu_transition.engine import Engine
 from kubectl_gpu_transition.model import Outcome, Request, Transaction
 from kubectl_gpu_transition.modes import MODES, Mode
@@ -87,6 +89,12 @@ def gpu_pod(name: str = "train-0", resource: str = "nvidia.com/gpu", **status: A
     }
 
 
+def live_rule(mode: Mode) -> dict[str, Any]:
+    """The NodeFeatureRule as Flux has applied it, with the node in that mode."""
+    made: dict[str, Any] = YAML(typ="safe", pure=True).load(rule_text(gpu_1=mode, gpu_2=HAMI).decode())
+    return made
+
+
 class World:
     """Everything that outlives a process. ``mode`` is where the node starts; without ``player`` Flux, NFD and the operator do nothing."""
 
@@ -100,16 +108,22 @@ class World:
         self.source, self.target = mode, other
         self.cluster.label(active=mode.value, expected=mode.value, config=MODES[mode].config)
         self.cluster.add_pod(owner_pod(mode))
-        flux = {"name": "gpu-node-mode", "namespace": "flux-system"}
+        flux = {"name": "gpu-node-mode", "namespace": "flux-system", "generation": 1}
+        applied = {
+            "observedGeneration": 1,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Succeeded", "message": "applied"}],
+        }
         kustomization = {
             "metadata": flux,
             "spec": {"path": f"./clusters/{CLUSTER}/gpu-node-modes", "sourceRef": {"kind": "GitRepository", "name": "flux-system"}},
+            "status": applied,
         }
         source = {
-            "metadata": {"name": "flux-system", "namespace": "flux-system"},
+            "metadata": {"name": "flux-system", "namespace": "flux-system", "generation": 1},
             "spec": {"url": "ssh://git@git.example/fleet", "ref": {"branch": "main"}},
+            "status": applied,
         }
-        self.cluster.objects = {"kustomizations": [kustomization], "sources": [source]}
+        self.cluster.objects = {"kustomizations": [kustomization], "sources": [source], "rules": [live_rule(mode)]}
         self.terminal = Terminal()
         self.interrupts = Interrupts()
         self.on_arrival: Callable[[], None] = lambda: None  # what else happens when the labels change
@@ -133,6 +147,7 @@ class World:
         """The node goes over to a mode, in steps."""
         cluster = self.cluster
         others = [other for other in MODES if MODES[other].owner != MODES[mode].owner]
+        cluster.objects["rules"] = [live_rule(mode)]
         cluster.label(active=mode.value, expected=mode.value, config=MODES[mode].config)
         self.on_arrival()
         self.clock.at(0.5, lambda: cluster.add_pod(owner_pod(mode, ready=False)))
