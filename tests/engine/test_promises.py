@@ -512,7 +512,7 @@ def test_nothing_is_pushed_when_the_second_look_finds(event: Callable[[World], A
     assert world.fleet.pushes == []
 
 
-@pytest.mark.parametrize(("event", "reason"), [*BEFORE_PUSH[4:6], *BEFORE_PUSH[6:]])
+@pytest.mark.parametrize(("event", "reason"), BEFORE_PUSH[5:])
 def test_nothing_is_pushed_when_the_announcement_finds(event: Callable[[World], Any], reason: str) -> None:
     world = World()
     world.steering.before[PATCH, ANNOUNCE] = lambda: event(world)
@@ -971,6 +971,7 @@ STANDING = [
     pytest.param(
         lambda w: w.cluster.objects.update(rules=[live_rule(HAMI)]), "the live rule asks for pod-hami", id="a live rule that is back"
     ),
+    pytest.param(lambda w: w.cluster.unread.update(rules="no answer"), "the live rule can not be read: no answer", id="live rules"),
     pytest.param(lambda w: w.cluster.objects.update(rules=[]), "the live NodeFeatureRule", id="no live rule"),
     pytest.param(lambda w: setattr(w.fleet, "tip_problem", Problem("no route", None)), "the tip can not be read: no route", id="the tip"),
     pytest.param(
@@ -978,19 +979,7 @@ STANDING = [
     ),
     *(
         pytest.param(lambda w, field=field: w.cluster.unread.update({field: "no answer"}), "could not be read: no answer", id=field)
-        for field in (
-            "pods",
-            "unbound",
-            "volumes",
-            "permitted",
-            "classes",
-            "claims",
-            "slices",
-            "machines",
-            "maintenances",
-            "daemonsets",
-            "rules",
-        )
+        for field in ("pods", "unbound", "volumes", "permitted", "classes", "claims", "slices", "machines", "maintenances", "daemonsets")
     ),
     pytest.param(
         lambda w: w.steering.faults.update({(READ, n): "refused" for n in range(4, 99)}), "could not be read: not allowed", id="the node"
