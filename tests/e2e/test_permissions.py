@@ -64,6 +64,11 @@ def waiting_pod(world: World) -> None:
     world.add(made)
 
 
+def unused(world: World, right: Right) -> bool:
+    """Whether the right is not asked for here: what a server does not serve is listed (and found missing), but never watched."""
+    return right[0] == "resource.k8s.io" and right[2] == "watch" and world.backend.name == "real"
+
+
 def test_every_command_needs_exactly_the_role_of_the_readme(world: World) -> None:
     world.backend.add_user("operator", read_role())
     waiting_pod(world)
@@ -75,7 +80,8 @@ def test_every_command_needs_exactly_the_role_of_the_readme(world: World) -> Non
     assert run(world, "abandon").code == 0
     result = run(world, "apply")
     assert result.code == 0, result
-    assert asked(world, since) == rights(read_role())
+    needed = {right for right in rights(read_role()) if not unused(world, right)}
+    assert asked(world, since) == needed
 
 
 @pytest.mark.parametrize("right", sorted(rights(read_role())), ids=lambda right: "-".join(filter(None, right)))
@@ -87,6 +93,9 @@ def test_a_right_that_is_missing_is_found_before_the_cordon(world: World, right:
     result = run(world, "apply", timeout="20s")
     missed = [check for check in result.report["checks"] if right[1] in check["message"] and "403" in check["message"]]
     assert "Traceback" not in result.err
+    if unused(world, right):
+        assert result.code == 0, result
+        return
     if right[1] in OPTIONAL:
         assert (result.code, [check["status"] for check in missed]) == (0, OPTIONAL[right[1]])
         return
