@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.gitservers import has_ssh
+
 NOT_SERVED = Path(__file__).parent / "e2e" / "not-served.txt"
 REAL_NOT_RUN = (
     "real control plane: not run; set KUBEBUILDER_ASSETS to a directory with etcd, kube-apiserver, kube-controller-manager"
     " and kube-scheduler (the first two from setup-envtest, the others from the same Kubernetes release)"
 )
+
+NO_SSH = "tests over ssh: not run; install openssh-server and openssh-client"
 
 _INHERITED = re.compile(
     r"GIT_.*|XDG_.*|KUBECONFIG|KUBE_DC_FLEET|EMAIL|SSH_(ASKPASS|AUTH_SOCK)|NO_COLOR|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE
@@ -35,9 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HOME"] = home
     os.environ["GIT_CONFIG_NOSYSTEM"] = "1"
     config.addinivalue_line("markers", "needs(api_version): the API that a test needs; skipped where the server does not serve it")
+    config.addinivalue_line("markers", "ssh: a test that needs sshd and ssh on this machine; skipped without them, which CI does not allow")
     config.addinivalue_line("markers", "world(**options): what the fixture `world` is made with")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skips(config), "skips")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what this machine does not have."""
+    if item.get_closest_marker("ssh") and not has_ssh():
+        pytest.skip(NO_SSH)
 
 
 class Skips:
@@ -82,6 +93,8 @@ class Skips:
         """Say what was wrong with the skips, and whether the real control plane was left out."""
         if self._e2e and not os.environ.get("KUBEBUILDER_ASSETS"):
             terminalreporter.write_line(REAL_NOT_RUN, yellow=True)
+        if NO_SSH in self._other.values():
+            terminalreporter.write_line(NO_SSH, yellow=True)
         for complaint in self._complaints:
             terminalreporter.write_line(complaint, red=True)
 

@@ -288,6 +288,7 @@ def ssh(world: World, tmp_path: Path) -> Iterator[SshServer]:
         yield server
 
 
+@pytest.mark.ssh
 def test_the_whole_way_over_ssh(world: World, ssh: SshServer) -> None:
     fleet = world.fleet(GIT_SSH_COMMAND=ssh.ssh_command())
     assert tip_of(fleet) == world.head()
@@ -302,6 +303,7 @@ def test_the_whole_way_over_ssh(world: World, ssh: SshServer) -> None:
     assert isinstance(found, TipFacts) and (found.tip, found.relation) == (tip, "behind")
 
 
+@pytest.mark.ssh
 def test_hooks_and_refusals_over_ssh(world: World, ssh: SshServer) -> None:
     world.hook("pre-receive", "echo closed on fridays; exit 1")
     fleet = world.fleet(GIT_SSH_COMMAND=ssh.ssh_command())
@@ -316,6 +318,7 @@ def test_hooks_and_refusals_over_ssh(world: World, ssh: SshServer) -> None:
     assert slow.push_commit(base, commit).state == "unknown"
 
 
+@pytest.mark.ssh
 def test_an_ssh_that_is_not_let_in(world: World, ssh: SshServer) -> None:
     fleet = world.fleet(GIT_SSH_COMMAND=ssh.ssh_command().replace("user_key", "no_key"))
     assert "Permission denied" in message_of(fleet.read_tip(CLUSTER))

@@ -316,6 +316,7 @@ def test_a_remote_over_https_without_a_credential_is_refused_before_the_cordon(w
     assert "not-the-token" not in result.out + result.err
 
 
+@pytest.mark.ssh
 def test_a_remote_over_ssh(world: World) -> None:
     with SshServer(world.fleet.root, world.root / "ssh") as server:
         follow_url(world, server.url("remote.git"))

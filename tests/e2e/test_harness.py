@@ -347,6 +347,7 @@ def test_http_faults(fleet: Fleet, tmp_path: Path) -> None:
             subprocess.run(["git", "push", "--quiet", url, "HEAD:main"], cwd=fleet.checkout, capture_output=True, timeout=1, check=False)
 
 
+@pytest.mark.ssh
 def test_a_push_over_ssh(fleet: Fleet, tmp_path: Path) -> None:
     commit = fleet.commit("x", "1", push=False)
     with SshServer(fleet.root, tmp_path / "ssh") as server:

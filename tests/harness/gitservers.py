@@ -12,6 +12,7 @@ import getpass
 import gzip
 import os
 import shlex
+import shutil
 import socket
 import ssl
 import subprocess
@@ -356,6 +357,15 @@ def _find_sshd() -> str:
         if os.access(place, os.X_OK):
             return place
     raise RuntimeError("no sshd on this machine: install openssh-server")
+
+
+def has_ssh() -> bool:
+    """Whether this machine has what ``SshServer`` and its clients run: sshd, ssh and ssh-keygen."""
+    try:
+        _find_sshd()
+    except RuntimeError:
+        return False
+    return all(shutil.which(program) for program in ("ssh", "ssh-keygen"))
 
 
 def _write_key(path: Path) -> str:
