@@ -37,6 +37,7 @@ from kubectl_gpu_transition.modes import LABELS, MODES, QUALIFIED, Mode, label_v
 from kubectl_gpu_transition.record import Claim
 from kubectl_gpu_transition.resume import Verdict, judge_abandon, judge_cordon, read_rule_mode
 from kubectl_gpu_transition.rule import Edit, RuleError, read_block
+from kubectl_gpu_transition.stack import foresee
 from kubectl_gpu_transition.target import find_missing_labels, find_missing_owners, find_owners
 
 # What can refuse a resume whose change is in force; every other failure is a warning then (spec section 6).
@@ -91,6 +92,7 @@ def evaluate(look: Look) -> tuple[Check, ...]:
         judge_fleet_cluster(look),
         _flux(look),
         _live_rule(look),
+        _target_stack(look),
         _node(look),
         _live_mode(look),
         _cordon(look),
@@ -161,10 +163,10 @@ def is_at_target(request: Request, observation: Observation, fleet_cluster: Chec
     )
 
 
-def moot_checks(look: Look) -> tuple[Check, ...]:
+def moot_checks(look: Look, advice: tuple[Check, ...]) -> tuple[Check, ...]:
     """The checks of a node that is already at the target: all but the ones that said so are moot."""
     kept = {"modes", "fleet-cluster"}
-    checks = evaluate(look) + ((Check("access", "skip", ""),) if look.request.command == "apply" else ())
+    checks = evaluate(look) + ((Check("access", "skip", ""),) if look.request.command == "apply" else ()) + advice
     return tuple(check if check.name in kept else Check(check.name, "skip", "moot: the node is already at the target") for check in checks)
 
 
@@ -464,6 +466,24 @@ def _live_rule(look: Look) -> Check:
             plan.point_at_cluster(request, "wait until Flux has applied the fleet, or see why not: flux get kustomizations"),
         )
     return Check("live-rule", "pass", f"NodeFeatureRule {name} says what the fleet says")
+
+
+def _target_stack(look: Look) -> Check:
+    """The check ``target-stack``: whether the target can come up on this node, as far as selectors and the operator's policy tell."""
+    node, facts, target = look.observation.node, look.observation.facts, look.request.target
+    if not isinstance(node, NodeView) or target is None or target not in supported_modes():
+        return Check("target-stack", "skip", "there is no node and target to look at")
+    if isinstance(facts.daemonsets, Problem) or isinstance(facts.policies, Problem):
+        unread = facts.find_problem("daemonsets", "policies") or Problem("the stack was not read")
+        return _fail("target-stack", replace(unread, message=f"whether {target.value} can come up can not be told: {unread.message}"))
+    prospect = foresee(facts.daemonsets, facts.policies, node, target)
+    if prospect.impossible:
+        what = "; ".join(reason for reason, _ in prospect.impossible)
+        remedies = dict.fromkeys(plan.point_at_cluster(look.request, remedy) for _, remedy in prospect.impossible)
+        return Check("target-stack", "fail", what, "; ".join(remedies))
+    if prospect.unknown:
+        return Check("target-stack", "warn", f"not known: {'; '.join(prospect.unknown)}")
+    return Check("target-stack", "pass", f"DaemonSet {prospect.owner} will run on the node at {target.value}, and no other owner")
 
 
 def _node(look: Look) -> Check:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from kubectl_gpu_transition import plan, resume
+from kubectl_gpu_transition.advice import advise
 from kubectl_gpu_transition.checks import Look, evaluate, evaluate_abandon, is_at_target, judge_fleet_cluster, moot_checks, node_checks
 from kubectl_gpu_transition.facts import Observation
 from kubectl_gpu_transition.failures import (
@@ -197,7 +198,7 @@ class Engine:
         with session.step("preflight") as step:
             look = self._look()
             if is_at_target(request, look.observation, judge_fleet_cluster(look)):
-                outcome.checks = moot_checks(look)
+                outcome.checks = moot_checks(look, advise(look))
                 step.message = f"{request.node} is already at {request.target.value if request.target else '?'}"
                 session.skip(plan.STEPS[1:], "the node is already at the target")
                 self._succeed("already-at-target")
@@ -216,6 +217,7 @@ class Engine:
                 failed += [access] if access.status == "fail" else []
             elif request.command == "apply":
                 outcome.checks += (Check("access", "skip", "other checks failed first"),)
+            outcome.checks += advise(look)
             if failed:
                 raise Refused("blocked", f"{len(failed)} check{'s' if len(failed) > 1 else ''} failed: {', '.join(c.name for c in failed)}")
             step.message = (

@@ -82,13 +82,25 @@ class MaintenanceView:
 
 
 @dataclass(frozen=True)
+class Requirement:
+    """One requirement of a node affinity's term: on a label, or with ``field`` on a field of the node."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+    field: bool = False
+
+
+@dataclass(frozen=True)
 class DaemonSetView:
-    """A DaemonSet: which nodes its pods' node selector wants, and its annotations."""
+    """A DaemonSet: which nodes its pods' node selector and required node affinity want (one of ``node_terms``; None for no affinity),
+    and its annotations."""
 
     namespace: str
     name: str
     node_selector: Mapping[str, str]
     annotations: Mapping[str, str]
+    node_terms: tuple[tuple[Requirement, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from kubectl_gpu_transition.facts import (
     MachineView,
     MaintenanceView,
     PolicyView,
+    Requirement,
     RuleObject,
     SliceView,
     SourceView,
@@ -164,7 +165,26 @@ def daemonset_view(obj: object) -> DaemonSetView:
         str(meta["name"]),
         texts(template.get("nodeSelector"), f"{what} nodeSelector"),
         texts(meta.get("annotations"), f"{what} annotations"),
+        _node_terms(mapping(template.get("affinity"), f"{what} affinity"), what),
     )
+
+
+def _node_terms(affinity: Mapping[str, Any], what: str) -> tuple[tuple[Requirement, ...], ...] | None:
+    """The terms of the required node affinity, None where there is none."""
+    wanted = mapping(affinity.get("nodeAffinity"), f"{what} nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
+    if wanted is None:
+        return None
+    terms = []
+    for term in items(mapping(wanted, f"{what} required node affinity").get("nodeSelectorTerms"), f"{what} nodeSelectorTerms"):
+        term = mapping(term, f"{what} nodeSelectorTerms[]")
+        found = []
+        for kind in ("matchExpressions", "matchFields"):
+            for raw in items(term.get(kind), f"{what} {kind}"):
+                raw = mapping(raw, f"{what} {kind}[]")
+                values = tuple(str(value) for value in items(raw.get("values"), f"{what} values"))
+                found.append(Requirement(required(raw, "key", what), str(raw.get("operator")), values, kind == "matchFields"))
+        terms.append(tuple(found))
+    return tuple(terms)
 
 
 # ---------------------------------------------------------------- Flux, NFD, the GPU operator

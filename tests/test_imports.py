@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "kubectl_gpu_transition"
 PACKAGE = ROOT.name
 CORE = {
     *("modes", "failures", "model", "views", "gates", "holders", "marks", "record", "rule", "target", "resume", "checks", "plan"),
-    *("patches", "report", "ports", "facts", "kinds", "flux", "live_rule"),
+    *("patches", "report", "ports", "facts", "kinds", "flux", "live_rule", "stack", "advice"),
 }
 ENGINE = {"engine", "session", "writes", "pushing", "waiting", "truth"}
 API = {"cluster", "watch", "lazyclient", "kubeconfig"}

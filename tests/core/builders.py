@@ -8,7 +8,7 @@ from typing import Any
 
 from kubectl_gpu_transition.checks import Look
 from kubectl_gpu_transition.facts import Condition, Facts, KustomizationView, Observation, SourceView
-from kubectl_gpu_transition.kinds import rule_object
+from kubectl_gpu_transition.kinds import daemonset_view, policy_view, rule_object, settings_view
 from kubectl_gpu_transition.model import (
     CheckoutFacts,
     CommitFacts,
@@ -27,7 +27,7 @@ from kubectl_gpu_transition.model import (
 from kubectl_gpu_transition.modes import MODES, Mode, label_values
 from kubectl_gpu_transition.record import Claim, encode
 from kubectl_gpu_transition.rule import edit_block
-from tests.fakes.world import live_rule, rule_text
+from tests.fakes.world import live_rule, rule_text, stack
 
 HAMI, DRA, VM, VGPU = Mode.POD_HAMI, Mode.POD_HAMI_DRA, Mode.VM_PASSTHROUGH, Mode.VM_VGPU
 ANNOTATION = "kube-dc.com/gpu-transition"
@@ -168,8 +168,13 @@ def facts(**more: Any) -> Facts:
     """What a sound cluster shows beside the node; Flux's two objects can be given as ``kustomization`` and ``source``, None for absent,
     and what the live rule asks for as ``asks``."""
     flux = {"kustomizations": more.pop("kustomization", kustomization()), "sources": more.pop("source", source())}
-    rules = (rule_object(live_rule(more.pop("asks", HAMI))),)
-    first = Facts(pods=(owner(HAMI),), rules=rules, **{field: () if made is None else (made,) for field, made in flux.items()})
+    sound: dict[str, Any] = {
+        "rules": (rule_object(live_rule(more.pop("asks", HAMI))),),
+        "daemonsets": tuple(daemonset_view(one) for one in stack()["daemonsets"]),
+        "policies": tuple(policy_view(one) for one in stack()["policies"]),
+        "settings": tuple(settings_view(one) for one in stack()["settings"]),
+    }
+    first = Facts(pods=(owner(HAMI),), **sound, **{field: () if made is None else (made,) for field, made in flux.items()})
     return replace(first, **more)
 
 

@@ -68,6 +68,7 @@ NAMES = [
     "fleet-cluster",
     "flux",
     "live-rule",
+    "target-stack",
     "node",
     "live-mode",
     "cordon",
@@ -108,6 +109,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
         kustomization=kustomization(path="clusters/x/gpu-node-modes", suspended=True),
         checkout=checkout(state=Problem("dirty", "commit"), env=b"", rule=RULE_VM, identity=Problem("no identity", "git config")),
         tip=tip(tip=LATER, relation="behind"),
+        daemonsets=(),
     )
     edit = RuleError("drift", "the block of gpu-1 is in mode vm-passthrough, not pod-hami", 7)
     failing = {check.name for check in evaluate(look(everything, edit=edit)) if check.status == "fail"}
@@ -123,6 +125,11 @@ def test_every_failure_has_something_to_do() -> None:
 LIVE = rule_object(live_rule(HAMI))
 
 FAILING = [
+    pytest.param(
+        "target-stack", seen(daemonsets=GONE), "whether vm-passthrough can come up can not be told: the API", id="DaemonSets unread"
+    ),
+    pytest.param("target-stack", seen(policies=GONE), "whether vm-passthrough can come up can not be told: the API", id="policies unread"),
+    pytest.param("target-stack", seen(daemonsets=()), "there is no DaemonSet nvidia-sandbox-device-plugin-daemonset", id="no stack"),
     pytest.param("modes", look(request=request(source=None, target=None)), "not two different known ones", id="no modes"),
     pytest.param("modes", look(request=request(target=HAMI)), "not two different known ones", id="equal modes"),
     pytest.param("modes", look(request=request(target=VGPU)), "vm-vgpu is not supported: the licensed driver", id="to vm-vgpu"),
@@ -250,6 +257,10 @@ def test_how_head_and_tip_differ_is_told_with_its_own_remedy(relation: str, word
 
 OTHERS = [
     pytest.param("modes", look(request=request(source=HAMI, target=DRA)), "warn", id="a pair that is not qualified"),
+    pytest.param("target-stack", seen(policies=()), "warn", id="no policy of the operator"),
+    pytest.param("target-stack", look(request=request(target=VGPU)), "skip", id="no stack of an unsupported mode"),
+    pytest.param("target-stack", look(request=request(target=None)), "skip", id="no stack of no mode"),
+    pytest.param("target-stack", seen(node=None), "skip", id="no stack without a node"),
     pytest.param("modes", look(request=request(source=DRA, target=VM)), "warn", id="another such pair"),
     pytest.param("modes", look(request=request(source=VM, target=HAMI)), "pass", id="the qualified pair the other way"),
     pytest.param("cluster-overlay", seen(checkout=checkout(head=None, env=None)), "skip", id="an overlay without a checkout"),
@@ -413,6 +424,8 @@ SOFT = [
     ("fleet-remote", {"checkout": checkout(route=Problem("detached"))}),
     ("fleet-remote", {"tip": tip(tip=COMMIT, rule=RULE_VM, relation="behind")}),
     ("fleet-identity", {"checkout": checkout(identity=Problem("none"))}),
+    ("target-stack", {"daemonsets": ()}),
+    ("target-stack", {"policies": GONE}),
     ("node", {"node": ours(VM, pushing(), ready="False")}),
     ("live-mode", {"node": ours(HAMI, pushing())}),
     ("live-mode", {"node": ours(VM, pushing(), labels={})}),
@@ -526,10 +539,11 @@ def test_no_node_is_there_without_two_modes_that_are_supported(source: Mode | No
 
 
 def test_what_is_moot_is_skipped() -> None:
-    moot = moot_checks(look(at_target(), request=request()))
-    assert [check.name for check in moot] == [*NAMES, "access"]
+    advice = (Check("live-gates", "warn", "open"),)
+    moot = moot_checks(look(at_target(), request=request()), advice)
+    assert [check.name for check in moot] == [*NAMES, "access", "live-gates"]
     assert {check.name for check in moot if check.status != "skip"} == {"modes", "fleet-cluster"}
-    assert [check.name for check in moot_checks(look(at_target(), request=request(command="preview")))] == NAMES
+    assert [check.name for check in moot_checks(look(at_target(), request=request(command="preview")), ())] == NAMES
 
 
 # ---------------------------------------------------------------- abandon

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kubectl_gpu_transition.facts import Facts
+from kubectl_gpu_transition.facts import Facts, Requirement
 from kubectl_gpu_transition.failures import Malformed
 from kubectl_gpu_transition.flux import find_gitops
-from kubectl_gpu_transition.kinds import kustomization_view, permitted_host_devices, source_view
+from kubectl_gpu_transition.kinds import daemonset_view, kustomization_view, permitted_host_devices, source_view
 from kubectl_gpu_transition.model import GitopsFacts, Problem
 from tests.core.builders import changed
 
@@ -27,6 +27,30 @@ def test_what_kubevirt_permits_are_the_names_of_both_lists() -> None:
     assert permitted_host_devices({}) == frozenset()
     with pytest.raises(Malformed):
         permitted_host_devices({"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": {}}}}})
+
+
+def daemonset(affinity: Any) -> dict[str, Any]:
+    return {"metadata": {"namespace": "a", "name": "b"}, "spec": {"template": {"spec": {"affinity": affinity}}}}
+
+
+def required_affinity(*terms: Any) -> dict[str, Any]:
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
+
+
+def test_the_required_node_affinity_of_a_daemonset() -> None:
+    term = {
+        "matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "2"]}, {"key": "b", "operator": "Exists"}],
+        "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}],
+    }
+    assert daemonset_view(daemonset(required_affinity(term, {}))).node_terms == (
+        (Requirement("a", "In", ("1", "2")), Requirement("b", "Exists", ()), Requirement("metadata.name", "In", ("gpu-1",), True)),
+        (),
+    )
+    for nothing in (None, {}, {"nodeAffinity": {}}, {"podAntiAffinity": {}}):
+        assert daemonset_view(daemonset(nothing)).node_terms is None
+    for broken in ({"nodeAffinity": []}, required_affinity({"matchExpressions": {}}), required_affinity({"matchFields": [{}]})):
+        with pytest.raises(Malformed):
+            daemonset_view(daemonset(broken))
 
 
 KUSTOMIZATION: dict[str, Any] = {

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from tests.harness.backend import Backend
 from tests.harness.kube import ApiError, Json
-from tests.harness.world import FLUX, NODES, RULES, SOURCES, World
+from tests.harness.world import CONFIG_MAPS, DAEMONSETS, FLUX, NODES, POLICIES, RULES, SOURCES, World
 
 _COLLECTIONS = (
     "/api/v1/pods",
@@ -24,6 +24,9 @@ _COLLECTIONS = (
     FLUX,
     SOURCES,
     RULES,
+    POLICIES,
+    DAEMONSETS,
+    CONFIG_MAPS,
     "/apis/kubevirt.io/v1/kubevirts",
     "/apis/kubevirt.io/v1/virtualmachineinstances",
 )
@@ -133,7 +136,7 @@ def _describe(item: Json) -> Any:
     if _is_made_by_daemonset(item):
         return [reference["name"] for reference in metadata["ownerReferences"]], conditions, "deletionTimestamp" in metadata
     keep = {key: metadata.get(key) for key in ("name", "labels", "annotations", "deletionTimestamp")}
-    return keep, item.get("spec"), conditions, status.get("allocatable")
+    return keep, item.get("spec"), item.get("data"), conditions, status.get("allocatable")
 
 
 def _picture(objects: dict[str, list[Json]]) -> Any:

@@ -30,14 +30,19 @@ from tests.harness.faultproxy import FaultProxy
 from tests.harness.gitservers import GitHttpServer
 from tests.harness.kube import Json
 from tests.harness.world import (
+    CONFIG_MAPS,
     FLUX,
+    HANDS_OFF,
     LABEL_ACTIVE,
     LABEL_CONFIG,
     LABEL_EXPECTED,
     NODES,
+    PODS,
+    POLICIES,
     RULES,
     SOURCES,
     World,
+    daemonset,
     gpu_pod,
     mode_labels,
     node_condition,
@@ -47,6 +52,7 @@ from tests.harness.world import (
 
 SHARED, VM = "GPU_SHARED_CREATION_ENABLED", "GPU_VM_CREATION_ENABLED"
 AHEAD = ("live-rule",)  # fails too: the fleet is ahead of the cluster
+DEPLOY = "nvidia.com/gpu.deploy."
 KUSTOMIZATION, SOURCE = f"{FLUX}/gpu-node-mode", f"{SOURCES}/flux-system"
 
 
@@ -606,6 +612,112 @@ def test_live_rule(kept_world: World, row: Row) -> None:
     preview(kept_world, row, "live-rule")
 
 
+# target-stack
+
+APPS = "/apis/apps/v1/namespaces/{}/daemonsets/{}"
+OWNER = APPS.format("gpu-operator", "nvidia-sandbox-device-plugin-daemonset")
+HAMI = APPS.format("gpu-operator", "hami-device-plugin")
+POLICY = f"{POLICIES}/cluster-policy"
+STOCK = "nvidia-device-plugin-daemonset"
+
+
+def selecting(path: str, selector: Json | None) -> Make:
+    """Have a DaemonSet select other nodes."""
+    return patched(path, {"template": {"spec": {"nodeSelector": selector}}})
+
+
+def deployed(name: str, namespace: str, selector: Json) -> Make:
+    return lambda world: world.add(daemonset(name, namespace, selector))
+
+
+def bound_to(world: World, name: str) -> None:
+    """Have the owner's pods run on that node alone, by a required node affinity."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    patched(OWNER, {"template": {"spec": {"affinity": {"nodeAffinity": required}}}})(world)
+
+
+def sandboxes(**changes: Any) -> Make:
+    return patched(POLICY, {"sandboxWorkloads": changes})
+
+
+@rows(
+    {
+        "an owner that is not deployed": Row(
+            deleted(OWNER),
+            ("no DaemonSet nvidia-sandbox-device-plugin-daemonset in gpu-operator", "stack of vm-passthrough"),
+            ("get daemonsets -A", "--kubeconfig"),
+        ),
+        "an owner that selects other nodes": Row(
+            selecting(OWNER, {"example.com/gpu": "yes"}), ("will not select the node", "it wants example.com/gpu=yes"), "get daemonset"
+        ),
+        "an owner that is bound to another node": Row(lambda world: bound_to(world, "gpu-2"), "node affinity does not admit it"),
+        "a label that keeps the owner away": Row(
+            lambda world: world.patch_node({"metadata": {"labels": {f"{DEPLOY}sandbox-device-plugin": "false"}}}),
+            ("will not select the node", "there will be false"),
+        ),
+        "the owner of another mode that stays": Row(
+            selecting(HAMI, {LABEL_ACTIVE: None, "kubernetes.io/os": "linux"}),
+            ("gpu-operator/hami-device-plugin will run on the node too", "conflicts"),
+        ),
+        "the stock plugin, wherever it is": Row(
+            deployed(STOCK, "tenant-a", {"nvidia.com/gpu.present": "true"}), f"tenant-a/{STOCK} will run on the node too"
+        ),
+        "sandbox workloads that are disabled": Row(
+            sandboxes(enabled=False), ("cluster-policy", "sandbox workloads disabled"), "clusterpolicy"
+        ),
+        "sandbox workloads for Kata": Row(sandboxes(mode="kata"), ("cluster-policy", "mode kata, not kubevirt"), "clusterpolicy"),
+        "the stock plugin where pods run today alone": Row(deployed(STOCK, "tenant-a", {f"{DEPLOY}device-plugin": "true"})),
+    }
+)
+def test_target_stack(kept_world: World, row: Row) -> None:
+    preview(kept_world, row, "target-stack")
+
+
+def test_what_a_cluster_without_the_operators_policy_will_run_is_not_known(kept_world: World) -> None:
+    deleted(POLICY)(kept_world)
+    assert_warns(kept_world.run("preview", "-o", "json"), "target-stack", ("not known", "no ClusterPolicy"))
+
+
+# The checks that only warn
+
+
+def broken_owner(world: World) -> None:
+    (name,) = [one["metadata"]["name"] for one in world.pods() if one["metadata"]["name"].startswith("hami-device-plugin")]
+    path = PODS.format(namespace="gpu-operator") + f"/{name}"
+    world.kube.patch(path, {"metadata": {"annotations": {HANDS_OFF: "true"}}})
+    world.kube.patch(f"{path}/status", {"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+
+
+ADVICE: dict[str, Row] = {
+    "live-gates": Row(
+        lambda world: world.kube.patch(f"{CONFIG_MAPS}/cluster-config", {"data": {VM: "true"}}), f"{VM} is 'true'", "get configmap"
+    ),
+    "source-owner": Row(broken_owner, ("owner hami-device-plugin", "not Ready yet"), "find out why"),
+    "gpu-stack": Row(
+        lambda world: world.patch_node({"metadata": {"labels": {f"{DEPLOY}driver": "paused-for-driver-upgrade"}}}),
+        (f"{DEPLOY}driver", "paused-for-driver-upgrade"),
+        "driver manager",
+    ),
+    "generator-input": Row(
+        nothing, "GPU_NODE_MODES has gpu-1 in pod-hami", "kube-dc bootstrap config set dc1 GPU_NODE_MODES=gpu-1=vm-passthrough --yes"
+    ),
+}
+
+
+@pytest.mark.parametrize("check", ADVICE)
+def test_advice_warns_and_stops_nothing(kept_world: World, check: str) -> None:
+    row = ADVICE[check]
+    row.make(kept_world)
+    before = look(kept_world)
+    result = kept_world.run("preview", "-o", "json")
+    assert_warns(result, check, row.message, row.remedy)
+    others = {name: status for name, status in statuses(result).items() if name in ADVICE and name not in (check, "generator-input")}
+    assert set(others.values()) == {"pass"}
+    assert_only_read(kept_world, before)
+    assert_untouched(kept_world, before)
+
+
 # node and live-mode
 
 
@@ -837,6 +949,7 @@ ALONE: dict[str, Row] = {
     "fleet-cluster": Row(deleted(KUSTOMIZATION)),
     "flux": Row(patched(KUSTOMIZATION, {"suspend": True})),
     "live-rule": Row(other_rule()),
+    "target-stack": Row(deleted(OWNER)),
     "node": Row(condition("Unknown")),
     "live-mode": Row(labelled(active=None)),
     "holders": Row(lambda world: world.add(gpu_pod("holder", "gpu-1", phase="Running"))),

@@ -55,10 +55,33 @@ def rule_text(**modes: Mode) -> bytes:
     return (_HEAD + "".join(blocks)).encode()
 
 
+def owner_namespace(mode: Mode) -> str:
+    """Where the owner of a mode runs here."""
+    return "gpu-operator" if "gpu-operator" in MODES[mode].namespaces else "hami-system"
+
+
+def stack() -> dict[str, list[dict[str, Any]]]:
+    """The owner DaemonSets of the supported modes, the GPU operator's policy, and the live settings."""
+    selectors = {
+        HAMI: {"kube-dc.com/gpu.workload-mode": "pod-hami"},
+        DRA: {"kube-dc.com/gpu.workload-mode": "pod-hami-dra"},
+        VM: {"nvidia.com/gpu.deploy.sandbox-device-plugin": "true"},
+    }
+    daemonsets = [
+        {
+            "metadata": {"namespace": owner_namespace(mode), "name": MODES[mode].owner},
+            "spec": {"template": {"spec": {"nodeSelector": selector}}},
+        }
+        for mode, selector in selectors.items()
+    ]
+    policy = {"metadata": {"name": "cluster-policy"}, "spec": {"sandboxWorkloads": {"enabled": True}, "devicePlugin": {"enabled": False}}}
+    closed = {"data": {"GPU_SHARED_CREATION_ENABLED": "false", "GPU_VM_CREATION_ENABLED": "false"}}
+    return {"daemonsets": daemonsets, "policies": [policy], "settings": [closed]}
+
+
 def owner_pod(mode: Mode, ready: bool = True, **more: Any) -> dict[str, Any]:
     """A pod of the mode's owner DaemonSet on the node."""
-    facts = MODES[mode]
-    return daemon_pod(facts.owner, "gpu-operator" if "gpu-operator" in facts.namespaces else "hami-system", ready, **more)
+    return daemon_pod(MODES[mode].owner, owner_namespace(mode), ready, **more)
 
 
 def daemon_pod(name: str, namespace: str, ready: bool = True, **more: Any) -> dict[str, Any]:
@@ -123,7 +146,7 @@ class World:
             "spec": {"url": "ssh://git@git.example/fleet", "ref": {"branch": "main"}},
             "status": applied,
         }
-        self.cluster.objects = {"kustomizations": [kustomization], "sources": [source], "rules": [live_rule(mode)]}
+        self.cluster.objects = {"kustomizations": [kustomization], "sources": [source], "rules": [live_rule(mode)], **stack()}
         self.terminal = Terminal()
         self.interrupts = Interrupts()
         self.on_arrival: Callable[[], None] = lambda: None  # what else happens when the labels change

@@ -69,6 +69,8 @@ RULES = "/apis/nfd.k8s-sigs.io/v1alpha1/nodefeaturerules"
 KUBEVIRTS = "/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts"
 VMIS = "/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances"
 POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
+DAEMONSETS = "/apis/apps/v1/daemonsets"
+CONFIG_MAPS = "/api/v1/namespaces/flux-system/configmaps"
 PODS = "/api/v1/namespaces/{namespace}/pods"
 NODES = "/api/v1/nodes"
 
