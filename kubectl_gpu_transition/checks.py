@@ -13,7 +13,7 @@ from kubectl_gpu_transition import plan
 from kubectl_gpu_transition.facts import KustomizationView, Observation
 from kubectl_gpu_transition.flux import find_gitops, find_kustomization, find_troubles
 from kubectl_gpu_transition.gates import GATES, find_comments, find_open_gates
-from kubectl_gpu_transition.holders import describe_holder, find_exempt, find_holders
+from kubectl_gpu_transition.holders import describe_holder, find_exempt, find_holders, find_unasked
 from kubectl_gpu_transition.live_rule import (
     find_blocks,
     find_exclusion,
@@ -477,6 +477,17 @@ def _target_stack(look: Look) -> Check:
         unread = facts.find_problem("daemonsets", "policies") or Problem("the stack was not read")
         return _fail("target-stack", replace(unread, message=f"whether {target.value} can come up can not be told: {unread.message}"))
     prospect = foresee(facts.daemonsets, facts.policies, node, target)
+    if look.request.require_allocatable and not MODES[target].resource and not MODES[target].driver:
+        permitted = facts.permitted
+        if isinstance(permitted, Problem):
+            return _fail("target-stack", replace(permitted, message=f"what {target.value} will offer can not be told: {permitted.message}"))
+        if not any(permitted):
+            return Check(
+                "target-stack",
+                "fail",
+                "KubeVirt permits no host device in this cluster, so --require-allocatable would never see one on the node",
+                "name the GPU in permittedHostDevices of the KubeVirt object, or leave --require-allocatable out",
+            )
     if prospect.impossible:
         what = "; ".join(reason for reason, _ in prospect.impossible)
         remedies = dict.fromkeys(plan.point_at_cluster(look.request, remedy) for _, remedy in prospect.impossible)
@@ -560,8 +571,11 @@ def _holders(look: Look) -> Check:
             f"{len(holders)} on the node: {shown}",
             "; ".join(dict.fromkeys(plan.point_at_cluster(look.request, holder.advice) for holder in holders)),
         )
-    exempt = find_exempt(look.observation.facts, look.request)
+    exempt, unasked = (find(look.observation.facts, look.request) for find in (find_exempt, find_unasked))
     shown = f"; not counted: {'; '.join(exempt)}" if exempt else ""
+    if unasked:
+        remedy = "see whether these should run here while the GPU changes hands: the program does not wait for them"
+        return Check("holders", "warn", f"nobody holds a GPU on the node{shown}; but {'; '.join(unasked)}", remedy)
     return Check("holders", "pass", f"nobody holds a GPU on the node{shown}")
 
 

@@ -192,9 +192,13 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
             type=_matching(_NODE, NAME_LENGTH, "the name of a DRA driver (a DNS name)"),
             help="Claims whose devices all come from this DRA driver (a network card, say) do not hold (repeatable)",
         )
+    if name == "apply":
+        sub.add_argument("--reason", metavar="TEXT", type=_reason, help="One line (a ticket, say) for the commit's body")
         sub.add_argument(
-            "--reason", metavar="TEXT", type=_reason, help="One line (a ticket, say) for the commit's body"
-        ) if name == "apply" else None
+            "--require-allocatable",
+            action="store_true",
+            help="Uncordon only when the node offers the target's resources and none of the previous mode's",
+        )
     if name != "preview":
         sub.add_argument("--yes", action="store_true", help="Do it without asking")
         sub.add_argument(
@@ -262,6 +266,7 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
         settle=getattr(options, "settle", 2.0),
         gpu_resources=names,
         ignore_dra_drivers=drivers,
+        require_allocatable=getattr(options, "require_allocatable", False),
         ignore_missing_gitops=options.ignore_missing_gitops,
         reason=getattr(options, "reason", None),
         token_env=options.token_env,

@@ -157,7 +157,8 @@ class Engine:
             self.outcome.resumed = request.resume
             names = tuple(dict.fromkeys((*request.gpu_resources, *claim.transaction.gpu_resources)))
             drivers = tuple(dict.fromkeys((*request.ignore_dra_drivers, *claim.transaction.ignore_dra_drivers)))
-            session.request = request = replace(request, gpu_resources=names, ignore_dra_drivers=drivers)
+            needed = request.require_allocatable or claim.transaction.require_allocatable
+            session.request = request = replace(request, gpu_resources=names, ignore_dra_drivers=drivers, require_allocatable=needed)
         verdict = None
         if claim.kind == "ours" and claim.transaction is not None and isinstance(tip, TipFacts):
             verdict = resume.judge_tip(claim.transaction, request.node, tip)
@@ -305,7 +306,8 @@ class Engine:
             session.skip(("cordon",), "the node is cordoned by this transaction")
         push.bring_tip_to_target(look)
         session.fleet.release_lock()
-        self._wait(Goal(session.running.target), abandoning=False)
+        running = session.running
+        self._wait(Goal(running.target, left=running.source, offers=self.request.require_allocatable), abandoning=False)
         self._succeed("completed")
         self.outcome.notes.append("Both creation gates are still closed; opening them is your own reviewed change.")
 
@@ -360,6 +362,7 @@ class Engine:
             f"{name}@{self.host}"[:BY_LENGTH],
             request.gpu_resources,
             request.ignore_dra_drivers,
+            request.require_allocatable,
         )
 
     def _cordon(self, look: Look, push: Push) -> Look | None:

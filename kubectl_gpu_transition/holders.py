@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kubectl_gpu_transition.facts import ClaimView, Device, Facts, MachineView, SliceView, VolumeView
 from kubectl_gpu_transition.model import Holder, PodView, Problem, Request
+from kubectl_gpu_transition.modes import STACK_NAMESPACES
 
 # Prefixes of native GPU resources (spec section 5); DRA's implicit extended resources begin with the last one.
 _PREFIXES = ("nvidia.com/", "requests.nvidia.com/", "gpu.intel.com/", "amd.com/gpu", "deviceclass.resource.kubernetes.io/")
@@ -166,6 +167,22 @@ def find_exempt(facts: Facts, request: Request) -> tuple[str, ...]:
         drivers = ", ".join(sorted({f"{d.driver}{' (adminAccess)' if d.admin else ' (ignored)'}" for d in claim.devices or ()}))
         found.append(f"claim {claim.namespace}/{claim.name} of {drivers}")
     return tuple(sorted(found))
+
+
+def find_unasked(facts: Facts, request: Request) -> tuple[str, ...]:
+    """Pods on the node that can reach its GPUs without asking for one, outside the stack's own namespaces, in words. They hold nothing that
+    the scheduler knows of, so they are shown and do not block (spec section 7)."""
+    known = _know(facts, request)
+    if isinstance(known, Problem):
+        return ()
+    return tuple(
+        sorted(
+            f"pod {pod.namespace}/{pod.name} reaches GPUs without asking for one ({', '.join(pod.reaches)})"
+            for pod in known.pods
+            if pod.node == known.node and pod.reaches and not pod.finished and pod.namespace not in STACK_NAMESPACES
+            if not known.gpu_resources(pod)
+        )
+    )
 
 
 def _controller(pod: PodView) -> tuple[str, str, str]:

@@ -50,6 +50,7 @@ class Request:
     settle: float = 2.0
     gpu_resources: tuple[str, ...] = ()
     ignore_dra_drivers: tuple[str, ...] = ()
+    require_allocatable: bool = False
     ignore_missing_gitops: bool = False
     reason: str | None = None
     token_env: str | None = None
@@ -115,7 +116,7 @@ class PodView:
 
     ``allocations`` are the keys of HAMi's allocation annotations on it, ``allocated_node`` the node that these name, empty for none,
     ``bind_phase`` what HAMi says of its binding; ``nominated`` the node that the scheduler is making room on for it; ``volumes`` the
-    names of its PersistentVolumeClaims.
+    names of its PersistentVolumeClaims; ``reaches`` how it can get at GPUs without asking for one, in words.
     """
 
     namespace: str
@@ -138,6 +139,7 @@ class PodView:
     nominated: str = ""
     volumes: tuple[str, ...] = ()
     static: bool = False
+    reaches: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:

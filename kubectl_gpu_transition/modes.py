@@ -25,22 +25,33 @@ class ModeFacts:
     """One row of the contract's table of modes (spec section 1).
 
     ``config`` is the value of ``nvidia.com/gpu.workload.config``; ``owner`` the DaemonSet that owns the GPUs and
-    ``namespaces`` where that DaemonSet is trusted; ``refused`` says why a mode is not supported, else None.
+    ``namespaces`` where that DaemonSet is trusted. What works when the mode does: the node's allocatable ``resource``, or devices of the
+    DRA ``driver``, or, with neither, one of KubeVirt's permitted host devices. ``refused`` says why a mode is not supported, else None.
     """
 
     title: str
     config: str
     owner: str
     namespaces: frozenset[str]
+    resource: str | None = None
+    driver: str | None = None
     refused: str | None = None
 
 
 MODES: dict[Mode, ModeFacts] = {
     Mode.POD_HAMI: ModeFacts(
-        "shared Pod GPU (HAMi device plugin)", "container", "hami-device-plugin", frozenset({"gpu-operator", "hami-system"})
+        "shared Pod GPU (HAMi device plugin)",
+        "container",
+        "hami-device-plugin",
+        frozenset({"gpu-operator", "hami-system"}),
+        resource="nvidia.com/gpu",
     ),
     Mode.POD_HAMI_DRA: ModeFacts(
-        "shared Pod GPU (HAMi DRA driver)", "container", "hami-dra-driver-kubelet-plugin", frozenset({"hami-system"})
+        "shared Pod GPU (HAMi DRA driver)",
+        "container",
+        "hami-dra-driver-kubelet-plugin",
+        frozenset({"hami-system"}),
+        driver="hami-core-gpu.project-hami.io",
     ),
     Mode.VM_PASSTHROUGH: ModeFacts(
         "dedicated GPU VM (KubeVirt)", "vm-passthrough", "nvidia-sandbox-device-plugin-daemonset", frozenset({"gpu-operator"})
@@ -50,7 +61,7 @@ MODES: dict[Mode, ModeFacts] = {
         "vm-vgpu",
         "nvidia-sandbox-device-plugin-daemonset",
         frozenset(),
-        "the licensed driver, registry, SOPS and mdev path is not qualified",
+        refused="the licensed driver, registry, SOPS and mdev path is not qualified",
     ),
 }
 
@@ -61,6 +72,10 @@ QUALIFIED = frozenset({Mode.POD_HAMI, Mode.VM_PASSTHROUGH})
 CONFLICTING_OWNERS = frozenset(
     {"nvidia-device-plugin-daemonset", "nvidia-device-plugin-mps-control-daemon", "nvidia-kata-sandbox-device-plugin-daemonset"}
 )
+
+
+# Where the GPU stack itself runs: its pods reach devices without asking, as their work (spec section 7).
+STACK_NAMESPACES = frozenset().union(*(facts.namespaces for facts in MODES.values()))
 
 
 def find_mode(text: str) -> Mode | None:

@@ -86,6 +86,8 @@ def apply_command(request: Request, source: Mode, target: Mode, resume: bool) ->
         words += ["--gpu-resource", name]
     for name in request.ignore_dra_drivers:
         words += ["--ignore-dra-driver", name]
+    if request.require_allocatable:
+        words.append("--require-allocatable")
     if request.reason:
         words += ["--reason", request.reason]
     return _command("apply", request, words + _more_options(request, _DEFAULTS))

@@ -139,13 +139,6 @@ def judge_cordon(request: Request, node: NodeView, claim: Claim, orphan: CommitF
             f"under our transaction the node was cordoned by {foreign.manager} at {foreign.time}: that cordon is not ours",
             f"that one uncordons ({plan.uncordon_command(request)}), then resume, which cordons again first",
         )
-    if claim.transaction.require_allocatable:
-        return Check(
-            "cordon",
-            "fail",
-            f"the transaction asks for more than this version can see to: {plan.describe_transaction(claim.transaction)}",
-            "use the version of this program that wrote it",
-        )
     if not request.resume:
         message = (
             f"an unfinished transaction is on the node: {plan.describe_transaction(claim.transaction)}"

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kubectl_gpu_transition.allocatable import find_missing_offers
 from kubectl_gpu_transition.facts import Facts
-from kubectl_gpu_transition.holders import describe_holder
+from kubectl_gpu_transition.holders import describe_holder, find_unasked
 from kubectl_gpu_transition.marks import find_marks, find_operations
-from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, Holder, NodeView, Owner, PodView, Problem
+from kubectl_gpu_transition.model import ANNOTATION, FIELD_MANAGER, Holder, NodeView, Owner, PodView, Problem, Request
 from kubectl_gpu_transition.modes import CONFLICTING_OWNERS, LABELS, MODES, Mode, label_values
 from kubectl_gpu_transition.record import find_foreign_cordon
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What an end of the wait has to look like: the mode, whether zero holders are asked for, whether the node is to be found cordoned."""
+    """What an end of the wait has to look like: the mode, whether zero holders are asked for, whether the node is to be found cordoned, and
+    the mode that was left where allocatable is looked at: ``offers`` says whether it decides (condition 8) or is only shown."""
 
     mode: Mode
     no_holders: bool = True
     cordoned: bool = True
+    left: Mode | None = None
+    offers: bool = False
 
 
 def find_owners(pods: Iterable[PodView], node: str) -> tuple[Owner, ...]:
@@ -76,8 +80,8 @@ def find_missing_owners(owners: Iterable[Owner], mode: Mode) -> list[str]:
 
 
 def find_missing(goal: Goal, node: NodeView, facts: Facts, holders: tuple[Holder, ...] | Problem) -> list[str]:
-    """Conditions 1 to 6 of spec section 7, in that order; condition 7 (the tip) needs the fleet and is the engine's to add. What could
-    not be read is missing."""
+    """Conditions 1 to 6 and 8 of spec section 7, in that order; condition 7 (the tip) needs the fleet and is the engine's to add. What
+    could not be read is missing."""
     missing = []
     if node.ready != "True":
         missing.append(f"node Ready is {node.ready}")
@@ -104,16 +108,29 @@ def find_missing(goal: Goal, node: NodeView, facts: Facts, holders: tuple[Holder
         unread.append(operations)
     else:
         missing += [f"another operation: {mark}" for mark in operations]
+    offers = find_missing_offers(goal.left, goal.mode, node, facts) if goal.left and goal.offers else []
+    if isinstance(offers, Problem):
+        unread.append(offers)
+    else:
+        missing += offers
     return missing + [f"could not be read: {message}" for message in dict.fromkeys(problem.message for problem in unread)]
 
 
-def is_same_ground(before: NodeView, after: NodeView) -> bool:
-    """Whether a node read again is, in everything the uncordon relies on, the one that was verified (spec section 4, step 6)."""
+def find_advice(goal: Goal, node: NodeView, facts: Facts, request: Request) -> list[str]:
+    """What is shown beside the conditions and decides nothing (spec section 7): allocatable, and pods that reach GPUs without asking."""
+    offers = find_missing_offers(goal.left, goal.mode, node, facts) if goal.left and not goal.offers else []
+    return [*([] if isinstance(offers, Problem) else offers), *find_unasked(facts, request)]
+
+
+def is_same_ground(before: NodeView, after: NodeView, offers: bool = False) -> bool:
+    """Whether a node read again is, in everything the uncordon relies on, the one that was verified (spec section 4, step 6); with
+    ``offers`` allocatable too."""
 
     def ground(node: NodeView) -> tuple[object, ...]:
         cordons = sorted((entry.manager, entry.operation, entry.time) for entry in node.managers or () if entry.cordons)
         labels = tuple(node.labels.get(key) for key in LABELS)
-        return node.uid, node.unschedulable, cordons, node.annotations.get(ANNOTATION), node.ready, labels, find_marks(node)
+        allocatable = node.allocatable if offers else None
+        return node.uid, node.unschedulable, cordons, node.annotations.get(ANNOTATION), node.ready, labels, find_marks(node), allocatable
 
     return ground(before) == ground(after)
 

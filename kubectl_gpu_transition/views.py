@@ -143,6 +143,7 @@ def _waiting(status: Mapping[str, Any], what: str) -> str | None:
 _ALLOCATION = re.compile(r"hami\.io/.+-devices-(?:to-allocate|allocated)")
 _ALLOCATED_NODE = "hami.io/vgpu-node"
 _BIND_PHASE = "hami.io/bind-phase"
+_DEVICE_PATH = re.compile(r"/dev/(?:nvidia|vfio)")
 _MIRROR = "kubernetes.io/config.mirror"  # on the mirror of a static pod
 
 
@@ -188,6 +189,7 @@ def pod_view(obj: object) -> PodView:
         nominated=str(status.get("nominatedNodeName") or ""),
         volumes=tuple(_volumes(name, spec, what)),
         static=_MIRROR in annotations,
+        reaches=tuple(_reaches(spec, what)),
     )
 
 
@@ -210,6 +212,18 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any], what: str) -> It
     if extended:
         name = str(extended.get("resourceClaimName") or "")
         yield PodClaim(name or "extended resources", name or None)
+
+
+def _reaches(spec: Mapping[str, Any], what: str) -> Iterator[str]:
+    """How the pod gets at GPUs without the scheduler's knowing: NVIDIA's runtime, or the devices' own files (spec section 7)."""
+    runtime = str(spec.get("runtimeClassName") or "")
+    if runtime.startswith("nvidia"):
+        yield f"runtime class {runtime}"
+    for raw in items(spec.get("volumes"), f"{what} volumes"):
+        raw = mapping(raw, f"{what} volumes[]")
+        path = str(mapping(raw.get("hostPath"), f"{what} hostPath").get("path") or "")
+        if _DEVICE_PATH.match(path):
+            yield f"host path {path}"
 
 
 def _volumes(pod: str, spec: Mapping[str, Any], what: str) -> Iterator[str]:

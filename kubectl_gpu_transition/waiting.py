@@ -22,6 +22,7 @@ from kubectl_gpu_transition.resume import read_rule_mode
 from kubectl_gpu_transition.session import Session, known
 from kubectl_gpu_transition.target import (
     Goal,
+    find_advice,
     find_missing,
     find_missing_labels,
     find_missing_owners,
@@ -60,6 +61,7 @@ class Wait:
     recordons: int = 0
     node: NodeView | None = None
     shown: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()  # what is told beside what is missing, and decides nothing
     quiet: bool = False  # nothing seems missing in what the watches show
     begun: float = 0.0
     spoke: float = 0.0
@@ -82,7 +84,8 @@ class Wait:
                 with session.step("wait") as step:
                     observation = self._until_verified(watch)
                     again = f"; others uncordoned it {self.recordons}x, and it was cordoned again" if self.recordons else ""
-                    step.message = f"{session.request.node} is in {self.goal.mode.value}, seen twice{again}"
+                    besides = "".join(f"; besides: {line}" for line in self.advice)
+                    step.message = f"{session.request.node} is in {self.goal.mode.value}, seen twice{again}{besides}"
                 with session.step("uncordon") as step:
                     released = self._release(observation)
                     step.message = released or "the node changed first; looking anew"
@@ -165,6 +168,7 @@ class Wait:
         return known.isdigit() and node.version.isdigit() and int(node.version) < int(known)
 
     def _missing(self, node: NodeView, facts: Facts) -> list[str]:
+        self.advice = tuple(find_advice(self.goal, node, facts, self.session.request))
         missing = find_missing(self.goal, node, facts, self.session.find_holders(facts))
         return missing + (self._missing_live(facts, self.rule_name) if self.rule_name else [])
 
@@ -350,7 +354,7 @@ class Wait:
                 return None
             except LostGuard:
                 again = read_same_node(session, node)
-                if again.annotations.get(ANNOTATION) != session.record or not is_same_ground(node, again):
+                if again.annotations.get(ANNOTATION) != session.record or not is_same_ground(node, again, self.goal.offers):
                     return None
                 node = again
                 continue
@@ -380,7 +384,9 @@ class Wait:
         clock = self.session.clock
         self.spoke = clock.monotonic()
         gone, left = self.spoke - self.begun, self.deadline - self.spoke
-        self.session.say(f"{clock.now()} {words} ({clock_text(gone)}, {clock_text(left)} left): {'; '.join(self.shown) or 'a first look'}")
+        besides = "".join(f"; besides: {line}" for line in self.advice)
+        missing = "; ".join(self.shown) or "a first look"
+        self.session.say(f"{clock.now()} {words} ({clock_text(gone)}, {clock_text(left)} left): {missing}{besides}")
 
     def _expiry(self) -> str:
         missing = "; ".join(self.shown) or "no look at the node succeeded"

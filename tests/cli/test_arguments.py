@@ -118,6 +118,8 @@ OPTIONS: list[tuple[str, list[str], str, Any]] = [
     ("preview", ["--ignore-dra-driver", "dra.net", "--ignore-dra-driver=a.b"], "ignore_dra_drivers", ("dra.net", "a.b")),
     ("apply", ["--ignore-missing-gitops"], "ignore_missing_gitops", True),
     ("abandon", ["--ignore-missing-gitops"], "ignore_missing_gitops", True),
+    ("apply", ["--require-allocatable"], "require_allocatable", True),
+    ("apply", [], "require_allocatable", False),
     ("apply", ["--reason", " OPS-7 "], "reason", "OPS-7"),
     ("preview", ["--request-timeout", "5s"], "request_timeout", 5.0),
     ("preview", ["--git-timeout", "2m"], "git_timeout", 120.0),

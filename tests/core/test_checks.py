@@ -387,6 +387,29 @@ def test_the_wrong_direction_is_told() -> None:
     assert result("fleet-rule", at).remedy == "mend the file, as any reviewed change"
 
 
+def test_a_pod_that_reaches_gpus_without_asking_is_told_of_and_does_not_block() -> None:
+    check = result("holders", seen(pods=(pod("snoop", reaches=("host path /dev/nvidia0",)),)))
+    assert (check.status, "pod team-a/snoop reaches GPUs" in check.message) == ("warn", True)
+    assert check.remedy
+
+
+@pytest.mark.parametrize(
+    ("target", "permitted", "status", "words"),
+    [
+        (VM, (), "fail", "KubeVirt permits no host device"),
+        (VM, (frozenset(),), "fail", "KubeVirt permits no host device"),
+        (VM, (frozenset({"x"}),), "pass", ""),
+        (VM, GONE, "fail", "what vm-passthrough will offer can not be told"),
+        (DRA, (), "pass", ""),
+    ],
+)
+def test_what_can_never_be_allocatable_is_a_dead_end_where_it_is_asked_for(target: Mode, permitted: Any, status: str, words: str) -> None:
+    at = look(observation(permitted=permitted), request=request(target=target, require_allocatable=True))
+    check = result("target-stack", at)
+    assert (check.status, words in check.message) == (status, True), check
+    assert result("target-stack", look(at.observation, request=request(target=target))).status == "pass"
+
+
 def test_author_and_committer_are_both_told_where_they_differ() -> None:
     at = seen(checkout=checkout(identity=Identity("A <a@x>", "C <c@x>")))
     assert result("fleet-identity", at).message == "author A <a@x>, committer C <c@x>"

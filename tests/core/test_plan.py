@@ -44,6 +44,7 @@ FULL: dict[str, Any] = {
     "request_timeout": 0.25,
     "git_timeout": 61.0,
     "token_env": "TOKEN",
+    "require_allocatable": True,
     "reason": "OPS-7; rm -rf /",
 }
 

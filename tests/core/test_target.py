@@ -229,6 +229,13 @@ def test_the_ground_has_changed(change: dict[str, Any]) -> None:
     assert not is_same_ground(ours(VM, managers=CORDONED), ours(VM, **{"managers": CORDONED, **change}))
 
 
+def test_where_allocatable_decides_it_is_part_of_the_ground() -> None:
+    before, after = ours(VM, managers=CORDONED, allocatable={"x": "1"}), ours(VM, managers=CORDONED, allocatable={"x": "0"})
+    assert is_same_ground(before, after)
+    assert not is_same_ground(before, after, offers=True)
+    assert is_same_ground(before, before, offers=True)
+
+
 def test_who_wrote_the_node_since_the_last_look() -> None:
     before = node(managers=(entry("kubelet", "t1", cordons=False), entry("old", "t1", cordons=False)))
     after = node(

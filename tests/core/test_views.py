@@ -237,6 +237,22 @@ def test_hamis_allocations_of_a_pod(annotations: dict[str, str], allocations: tu
     assert (view.allocations, view.allocated_node) == (allocations, node)
 
 
+@pytest.mark.parametrize(
+    ("spec", "reaches"),
+    [
+        ({"runtimeClassName": "nvidia"}, ("runtime class nvidia",)),
+        ({"runtimeClassName": "nvidia-cdi"}, ("runtime class nvidia-cdi",)),
+        ({"runtimeClassName": "kata"}, ()),
+        ({"volumes": [{"name": "d", "hostPath": {"path": "/dev/nvidiactl"}}]}, ("host path /dev/nvidiactl",)),
+        ({"volumes": [{"name": "d", "hostPath": {"path": "/dev/vfio/7"}}]}, ("host path /dev/vfio/7",)),
+        ({"volumes": [{"name": "d", "hostPath": {"path": "/var/dev/vfio"}}, {"name": "e", "emptyDir": {}}]}, ()),
+    ],
+    ids=str,
+)
+def test_how_a_pod_reaches_gpus_without_asking(spec: dict[str, Any], reaches: tuple[str, ...]) -> None:
+    assert pod_view({**POD, "spec": {**POD["spec"], **spec}}).reaches == reaches
+
+
 def statuses(**kinds: Any) -> dict[str, Any]:
     return {**POD, "status": {"phase": "Pending", **kinds}}
 

@@ -15,7 +15,7 @@ import pytest
 from tests.harness.faultproxy import FaultProxy
 from tests.harness.gitservers import GitHttpServer, SshServer
 from tests.harness.kube import Json
-from tests.harness.world import ANNOTATION, NODES, SOURCES, World, clean_environment, gpu_pod
+from tests.harness.world import ANNOTATION, NODES, SOURCES, World, clean_environment, gpu_pod, pod
 
 from .expect import STEPS, report_of
 from .transitions import (
@@ -32,6 +32,7 @@ from .transitions import (
 
 KUBECTL = Path(sys.executable).parent / "kubectl"
 TOKEN = "t0p-s3cret"
+DEVICE = {"name": "device", "hostPath": {"path": "/dev/nvidia0"}}
 
 
 # From every mode to every other
@@ -65,6 +66,32 @@ def test_a_node_goes_from_any_mode_to_any_other(make_world: Callable[..., World]
     assert (now["spec"], now["metadata"]["labels"]) == (others["spec"], others["metadata"]["labels"])
     is_qualified = "pod-hami-dra" not in (source, target)
     assert result.check("modes")["status"] == ("pass" if is_qualified else "warn")
+
+
+@pytest.mark.parametrize(("source", "target"), [("pod-hami", "vm-passthrough"), ("vm-passthrough", "pod-hami")])
+def test_a_node_is_given_back_when_it_offers_the_target_where_that_is_asked_for(
+    make_world: Callable[..., World], source: str, target: str
+) -> None:
+    world = make_world(nodes={"gpu-1": source})
+    world.player.kubelet.devices = False
+    stopped = world.run("apply", "-o", "json", "--require-allocatable", from_=source, to=target, timeout="6s")
+    report = assert_safe(world, stopped, "timeout", phase="pushing", pushed=True)
+    assert report["transaction"]["requireAllocatable"] is True
+    assert [item.split(":")[0] for item in report["waitingFor"]] == ["allocatable", "allocatable"], report["waitingFor"]
+    world.player.kubelet.devices = True
+    record = assert_resumes(world, stopped, target)
+    assert record["requireAllocatable"] is True
+
+
+def test_what_the_node_offers_is_shown_and_decides_nothing_where_it_is_not_asked_for(world: World) -> None:
+    world.player.kubelet.devices = False
+    world.add(pod("snoop", "gpu-1", phase="Running", volumes=[DEVICE]))
+    result = world.run("apply", "-o", "json")
+    assert_completed(world, result)
+    assert result.check("holders")["status"] == "warn"
+    waited = next(step["message"] for step in result.report["steps"] if step["name"] == "wait")
+    for words in ("allocatable: nothing yet", "allocatable: still nvidia.com/gpu", "pod tenant-a/snoop reaches GPUs without asking"):
+        assert words in waited
 
 
 def test_the_record_is_on_the_node_from_the_cordon_to_the_uncordon(world: World) -> None:

@@ -221,6 +221,47 @@ def test_the_cordon_of_the_program_is_told_by_its_manager() -> None:
     assert [entry["manager"] for entry in managers] == [FIELD_MANAGER]
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_the_node_is_given_back_when_it_offers_the_target_where_that_is_asked_for(required: bool) -> None:
+    world = World()
+    offered: list[float] = []
+
+    def offer() -> None:
+        offered.append(world.clock.time)
+        world.cluster.change(lambda node: node["status"].update(allocatable={"nvidia.com/GV100": "1", "nvidia.com/gpu": "0"}))
+
+    world.cluster.objects["permitted"] = [
+        {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [{"resourceName": "nvidia.com/GV100"}]}}}}
+    ]
+    world.on_arrival = lambda: world.clock.at(60.0, offer)
+    outcome = world.run(require_allocatable=required)
+    assert (outcome.word, outcome.exit_code) == ("completed", 0), outcome.error
+    uncordon = world.cluster.writes[-1]
+    assert bool(offered) == required
+    assert not required or uncordon.time > offered[0]
+    record = decode(world.cluster.writes[1].value(RECORD, "add"))
+    assert record is not None and record.require_allocatable is required
+    besides = "besides: allocatable: nothing yet of one of KubeVirt's permitted host devices"
+    waited = next(step.message for step in outcome.steps if step.name == "wait")
+    assert (besides in waited) == (not required)
+    assert any("waiting for" in line and "allocatable: nothing yet" in line for line in world.terminal.lines)
+
+
+def test_a_resume_asks_for_what_the_record_asks_for() -> None:
+    world = World()
+    world.cluster.objects["permitted"] = [
+        {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [{"resourceName": "nvidia.com/GV100"}]}}}}
+    ]
+    world.steering.faults["fleet.push_commit", 1] = "dies"
+    world.run_to_death(require_allocatable=True)
+    outcome = world.resume(timeout=30.0)
+    assert (outcome.word, outcome.waiting_for) == (
+        "failed-cordoned",
+        ("allocatable: nothing yet of one of KubeVirt's permitted host devices",),
+    )
+    assert "--require-allocatable" in (outcome.resume_command or "")
+
+
 # ---------------------------------------------------------------- preview
 
 
