@@ -199,6 +199,7 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
             action="store_true",
             help="Uncordon only when the node offers the target's resources and none of the previous mode's",
         )
+        sub.add_argument("--reconcile", action="store_true", help="After the push ask Flux to reconcile at once")
     if name != "preview":
         sub.add_argument("--yes", action="store_true", help="Do it without asking")
         sub.add_argument(
@@ -268,6 +269,7 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
         ignore_dra_drivers=drivers,
         require_allocatable=getattr(options, "require_allocatable", False),
         ignore_missing_gitops=options.ignore_missing_gitops,
+        reconcile=getattr(options, "reconcile", False),
         reason=getattr(options, "reason", None),
         token_env=options.token_env,
         request_timeout=options.request_timeout,

@@ -54,6 +54,7 @@ from kubectl_gpu_transition.model import (
 )
 from kubectl_gpu_transition.patches import cordon_patch, recordon_patch
 from kubectl_gpu_transition.ports import Clock, Cluster, Fleet, Interrupts, Terminal
+from kubectl_gpu_transition.progress import Progress
 from kubectl_gpu_transition.pushing import STALE, Push
 from kubectl_gpu_transition.record import BY_LENGTH, Claim, encode, read_claim
 from kubectl_gpu_transition.rule import Edit, RuleError, edit_block
@@ -307,7 +308,8 @@ class Engine:
         push.bring_tip_to_target(look)
         session.fleet.release_lock()
         running = session.running
-        self._wait(Goal(running.target, left=running.source, offers=self.request.require_allocatable), abandoning=False)
+        goal = Goal(running.target, left=running.source, offers=self.request.require_allocatable)
+        self._wait(Wait(session, goal, Progress(session, push.landed)))
         self._succeed("completed")
         self.outcome.notes.append("Both creation gates are still closed; opening them is your own reviewed change.")
 
@@ -331,11 +333,14 @@ class Engine:
         assert isinstance(node, NodeView)
         # After an announcement the change may have been in force, and somebody may have got a device by it.
         no_holders = session.running.phase == "pushing" and node.unschedulable
-        self._wait(Goal(session.running.source, no_holders, cordoned=node.unschedulable), abandoning=True)
+        goal = Goal(session.running.source, no_holders, cordoned=node.unschedulable)
+        self._wait(Wait(session, goal, Progress(session), abandoning=True))
         self._succeed("abandoned")
 
-    def _wait(self, goal: Goal, abandoning: bool) -> None:
-        Wait(self.session, goal, abandoning).run()
+    def _wait(self, wait: Wait) -> None:
+        if self.request.reconcile:
+            wait.progress.ask()
+        wait.run()
         self.session.outcome.waiting_for = ()
 
     # ------------------------------------------------------------ cordon

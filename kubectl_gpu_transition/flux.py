@@ -40,6 +40,12 @@ def find_gitops(facts: Facts) -> GitopsFacts | Problem:
     return GitopsFacts(kustomization.path, shown, source.url if source else None, source.ref if source else None)
 
 
+def short_revision(revision: str) -> str:
+    """``main@sha1:<40 hex digits>`` as ``main@<12>``, for people."""
+    branch, _, commit = revision.rpartition(":")
+    return f"{branch.removesuffix('sha1').removesuffix('sha256')}{commit[:12]}"
+
+
 def find_troubles(facts: Facts) -> tuple[list[tuple[str, str]], list[str]] | Problem:
     """What keeps the change from arriving, and what is still under way (spec section 3, ``flux``).
 

@@ -52,6 +52,7 @@ class Request:
     ignore_dra_drivers: tuple[str, ...] = ()
     require_allocatable: bool = False
     ignore_missing_gitops: bool = False
+    reconcile: bool = False
     reason: str | None = None
     token_env: str | None = None
     request_timeout: float = 30.0

@@ -88,6 +88,8 @@ def apply_command(request: Request, source: Mode, target: Mode, resume: bool) ->
         words += ["--ignore-dra-driver", name]
     if request.require_allocatable:
         words.append("--require-allocatable")
+    if request.reconcile:
+        words.append("--reconcile")
     if request.reason:
         words += ["--reason", request.reason]
     return _command("apply", request, words + _more_options(request, _DEFAULTS))

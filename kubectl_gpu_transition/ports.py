@@ -30,6 +30,9 @@ class Cluster(Protocol):
         ``late`` is asked right before the request leaves, each time: where it says yes, nothing is sent (RefusedByServer ``too-late``).
         """
 
+    def ask_flux(self, collection: str, namespace: str, name: str) -> str:
+        """Ask Flux to reconcile one object of ``sources`` or ``kustomizations`` now; the value it shows once it has. Raises Failure."""
+
     def probe_watches(self, node: str) -> Problem | None:
         """None when everything that a wait watches may be watched, else why not: a wait that can not see is found before the cordon."""
 
@@ -90,6 +93,9 @@ class Fleet(Protocol):
 
     def find_parent(self, commit: str) -> str | None:
         """The parent of a commit whose objects are all here, else None."""
+
+    def is_ancestor(self, commit: str, later: str) -> bool | None:
+        """Whether ``later`` is or descends from ``commit``, as far as is known here without asking the remote; None where it is not."""
 
     def is_same_change(self, commit: str, other: str) -> bool:
         """Whether both commits are here with the same parent, the same tree and the same transaction's trailer."""

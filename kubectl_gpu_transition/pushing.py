@@ -50,6 +50,7 @@ class Push:
         self.commit: tuple[str, str] | None = None  # (parent, commit) that is ready to be pushed
         self.before: str | None = None  # the record from before this run's announcement, while it may be taken back
         self.rechecked = 0.0
+        self.landed: str | None = None  # the commit in the branch that put the target in force, where it is known
         self.judged: str | None = None  # the last tip whose gates were looked at
 
     @property
@@ -123,6 +124,7 @@ class Push:
     def _join_wait(self, verdict: resume.Verdict) -> None:
         """The change is already at the tip: complete an advance that was cut short, and go on to the wait."""
         session = self.session
+        self.landed = verdict.commit
         session.skip(("recheck", "edit"), verdict.message)
         with session.step("push") as step:
             step.status, step.message = "skipped", verdict.message
@@ -304,6 +306,7 @@ class Push:
             tip = session.read_tip()
             landed = self._has_landed(tip, commit) if isinstance(tip, TipFacts) else None
             if landed:
+                self.landed = commit
                 moved = session.fleet.advance_checkout(parent, commit, plan.rule_path(self.request.cluster))
                 step.message = f"{commit[:12]} is in the branch; {self._tell(moved)}"
                 return "pushed"

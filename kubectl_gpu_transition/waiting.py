@@ -17,6 +17,7 @@ from kubectl_gpu_transition.live_rule import find_missing_rule, read_name
 from kubectl_gpu_transition.model import ANNOTATION, NodeView, Problem, TipFacts
 from kubectl_gpu_transition.patches import drop_patch, recordon_patch, uncordon_patch
 from kubectl_gpu_transition.ports import Watch
+from kubectl_gpu_transition.progress import Progress
 from kubectl_gpu_transition.record import Claim, decode, find_foreign_cordon, has_own_cordon
 from kubectl_gpu_transition.resume import read_rule_mode
 from kubectl_gpu_transition.session import Session, known
@@ -57,11 +58,13 @@ class Wait:
 
     session: Session
     goal: Goal
+    progress: Progress
     abandoning: bool = False
     recordons: int = 0
     node: NodeView | None = None
     shown: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()  # what is told beside what is missing, and decides nothing
+    told: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # the last line: what was missing, and what was beside it
     quiet: bool = False  # nothing seems missing in what the watches show
     begun: float = 0.0
     spoke: float = 0.0
@@ -168,7 +171,8 @@ class Wait:
         return known.isdigit() and node.version.isdigit() and int(node.version) < int(known)
 
     def _missing(self, node: NodeView, facts: Facts) -> list[str]:
-        self.advice = tuple(find_advice(self.goal, node, facts, self.session.request))
+        flux = [] if self.abandoning else self.progress.describe(facts)
+        self.advice = (*flux, *find_advice(self.goal, node, facts, self.session.request))
         missing = find_missing(self.goal, node, facts, self.session.find_holders(facts))
         return missing + (self._missing_live(facts, self.rule_name) if self.rule_name else [])
 
@@ -372,7 +376,7 @@ class Wait:
     def _show(self, missing: list[str]) -> None:
         session = self.session
         session.outcome.waiting_for = tuple(missing)
-        if tuple(missing) != self.shown:
+        if (tuple(missing), self.advice) != self.told:
             self.shown = tuple(missing)
             self._speak("waiting for")
 
@@ -382,7 +386,7 @@ class Wait:
 
     def _speak(self, words: str) -> None:
         clock = self.session.clock
-        self.spoke = clock.monotonic()
+        self.spoke, self.told = clock.monotonic(), (self.shown, self.advice)
         gone, left = self.spoke - self.begun, self.deadline - self.spoke
         besides = "".join(f"; besides: {line}" for line in self.advice)
         missing = "; ".join(self.shown) or "a first look"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -39,6 +40,7 @@ _PAUSE = 0.3  # seconds between two tries
 _NODE = "/api/v1/nodes/{}"
 PODS = "/api/v1/pods"
 NODES = "/api/v1/nodes"
+_REQUESTED = "reconcile.fluxcd.io/requestedAt"  # any new value makes Flux's controllers reconcile (fluxcd/flux2: cmd/flux/reconcile.go)
 _VOLUMES = "/api/v1/persistentvolumeclaims"
 
 
@@ -330,6 +332,25 @@ class KubeCluster:
                     "look at the node before anything else",
                 ) from error
         raise AssertionError("unreachable: the loop returns or raises")
+
+    def ask_flux(self, collection: str, namespace: str, name: str) -> str:
+        """Set ``reconcile.fluxcd.io/requestedAt`` to a value it has never had; see the port."""
+        group, _, plural = next(found.paths[0] for found in COLLECTIONS if found.field == collection).rpartition("/")
+        path = f"{group}/namespaces/{quote(namespace)}/{plural}/{quote(name)}"
+        value = datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        body = json.dumps({"metadata": {"annotations": {_REQUESTED: value}}}).encode()
+        try:
+            answer = json.loads(self.send("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json").data)
+            shown = answer["metadata"]["annotations"][_REQUESTED]
+        except ServerStatus as status:
+            raise self._failure(status, path) from None
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(error) from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise Malformed("malformed-answer", f"the answer to the request at {path} does not show it") from error
+        if shown != value:
+            raise Malformed("malformed-answer", f"the request at {path} did not stay")
+        return value
 
     def _write_failure(self, status: ServerStatus, name: str) -> Failure:
         if status.code == 429:

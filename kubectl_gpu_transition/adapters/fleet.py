@@ -166,6 +166,15 @@ class GitFleet:
         except (Unusable, KeyError):
             return None
 
+    def is_ancestor(self, commit: str, later: str) -> bool | None:
+        """Whether ``later`` is or descends from ``commit``; None where what is here does not tell."""
+        try:
+            with open_repository(self._path, self._environ) as repo:
+                compared = self._remote.walk(repo).compare(commit, later)
+        except (Unusable, KeyError, ValueError):
+            return None
+        return compared.left_in_right or (False if compared.complete else None)
+
     def is_same_change(self, commit: str, other: str) -> bool:
         """Whether both commits are here with the same parent, the same tree and the same transaction's trailer."""
         try:

@@ -120,6 +120,8 @@ OPTIONS: list[tuple[str, list[str], str, Any]] = [
     ("abandon", ["--ignore-missing-gitops"], "ignore_missing_gitops", True),
     ("apply", ["--require-allocatable"], "require_allocatable", True),
     ("apply", [], "require_allocatable", False),
+    ("apply", ["--reconcile"], "reconcile", True),
+    ("apply", [], "reconcile", False),
     ("apply", ["--reason", " OPS-7 "], "reason", "OPS-7"),
     ("preview", ["--request-timeout", "5s"], "request_timeout", 5.0),
     ("preview", ["--git-timeout", "2m"], "git_timeout", 120.0),

@@ -45,6 +45,7 @@ FULL: dict[str, Any] = {
     "git_timeout": 61.0,
     "token_env": "TOKEN",
     "require_allocatable": True,
+    "reconcile": True,
     "reason": "OPS-7; rm -rf /",
 }
 

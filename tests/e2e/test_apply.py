@@ -68,6 +68,20 @@ def test_a_node_goes_from_any_mode_to_any_other(make_world: Callable[..., World]
     assert result.check("modes")["status"] == ("pass" if is_qualified else "warn")
 
 
+def test_flux_is_asked_to_reconcile_at_once_where_that_is_wanted(world: World) -> None:
+    world.player.flux.only_on_request = True
+    result = world.run("apply", "-o", "json", "--reconcile", timeout="60s")
+    assert_completed(world, result)
+    asked = [request for request in world.writes() if "toolkit.fluxcd.io" in request["path"]]
+    assert [request["path"].split("/")[-2:] for request in asked] == [
+        ["gitrepositories", "flux-system"],
+        ["kustomizations", "gpu-node-mode"],
+    ]
+    waited = next(step["message"] for step in result.report["steps"] if step["name"] == "wait")
+    assert f"Flux has applied main@{world.fleet.tip()[:12]}, which has the change" in waited
+    assert "asked to reconcile: source done, Kustomization done" in waited
+
+
 @pytest.mark.parametrize(("source", "target"), [("pod-hami", "vm-passthrough"), ("vm-passthrough", "pod-hami")])
 def test_a_node_is_given_back_when_it_offers_the_target_where_that_is_asked_for(
     make_world: Callable[..., World], source: str, target: str

@@ -17,12 +17,11 @@ Right = tuple[str, str, str]
 DRA = "resource.k8s.io"
 
 
-def read_role() -> list[Json]:
-    """The rules of the README's ClusterRole."""
-    text = re.search(r"```yaml\n(apiVersion: rbac.*?)```", README.read_text(), re.DOTALL)
-    assert text, "the README has no ClusterRole"
-    role: Json = YAML(typ="safe", pure=True).load(text[1])
-    return list(role["rules"])
+def read_role(name: str = "gpu-transition") -> list[Json]:
+    """The rules of the README's ClusterRole of that name."""
+    texts = re.findall(r"```yaml\n(apiVersion: rbac.*?)```", README.read_text(), re.DOTALL)
+    roles = {role["metadata"]["name"]: role["rules"] for role in map(YAML(typ="safe", pure=True).load, texts)}
+    return list(roles[name])
 
 
 def rights(rules: list[Json]) -> set[Right]:
@@ -42,8 +41,10 @@ def without(right: Right) -> list[Json]:
     return kept
 
 
-def run(world: World, command: str, **options: Any) -> Result:
-    return world.run(command, "-o", "json", kubeconfig=world.backend.kubeconfig(world.root / "role.kubeconfig", user="operator"), **options)
+def run(world: World, command: str, *more: str, **options: Any) -> Result:
+    return world.run(
+        command, "-o", "json", *more, kubeconfig=world.backend.kubeconfig(world.root / "role.kubeconfig", user="operator"), **options
+    )
 
 
 def asked(world: World, since: Any) -> set[Right]:
@@ -84,6 +85,19 @@ def test_every_command_needs_exactly_the_role_of_the_readme(world: World) -> Non
     assert result.code == 0, result
     needed = {right for right in rights(read_role()) if not unused(world, right)}
     assert asked(world, since) == needed
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_asking_flux_needs_exactly_one_more_role(world: World, allowed: bool) -> None:
+    more = read_role("gpu-transition-reconcile")
+    world.backend.add_user("operator", read_role() + (more if allowed else []))
+    since = world.backend.mark()
+    result = run(world, "apply", "--reconcile")
+    assert result.code == 0, result
+    sent = {(request["path"].split("/")[2], request["resource"], request["verb"]) for request in world.writes(since=since, user="operator")}
+    asked_flux = {right for right in sent if "fluxcd" in right[0]}
+    assert asked_flux == (rights(more) if allowed else {("source.toolkit.fluxcd.io", "gitrepositories", "patch")})
+    assert ("was not asked to reconcile" in result.err and "403" in result.err) == (not allowed)
 
 
 @pytest.mark.parametrize("right", sorted(rights(read_role())), ids=lambda right: "-".join(filter(None, right)))

@@ -68,6 +68,7 @@ class Cluster:
         self.unread: dict[str, str] = {}  # why a field of ``Facts`` can not be read, while it is so
         self.blind: Problem | None = None  # why a watch can not be started
         self.writes: list[Write] = []
+        self.asked: list[str] = []  # what of Flux was asked to reconcile, in order
         self.refuses: Callable[[str], Failure | None] = lambda _kind: None
         self.mutates: Callable[[str, dict[str, Any]], None] = lambda _kind, _node: None
         self.problem: Failure | None = None  # what every read answers, while it is set
@@ -280,6 +281,14 @@ class Cluster:
         if was != now:
             self._own_cordon(node, FIELD_MANAGER if now else None)
         return dict(node)
+
+    def ask_flux(self, collection: str, namespace: str, name: str) -> str:
+        call = self.steering.enter("cluster.ask_flux")
+        if call.is_fault("fails", "lost", "refused"):
+            raise Forbidden("forbidden", "not allowed (403)", "ask for the permission")
+        self.asked.append(f"{collection} {namespace}/{name}")
+        call.done()
+        return f"asked {len(self.asked)}"
 
     def probe_watches(self, node: str) -> Problem | None:
         assert node == self.name

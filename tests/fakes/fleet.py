@@ -217,6 +217,9 @@ class Fleet:
         call.done()
         return answer
 
+    def is_ancestor(self, commit: str, later: str) -> bool | None:
+        return commit in self.ancestors(later) if later in self.commits else None
+
     def is_same_change(self, commit: str, other: str) -> bool:
         call = self._enter("is_same_change")
         if call.is_fault("fails", "lost", "refused"):
