@@ -185,7 +185,10 @@ class KubeCluster:
                 continue
             except urllib3.exceptions.HTTPError as error:
                 failure = self._unreachable(error)
-                if isinstance(error, (urllib3.exceptions.SSLError, urllib3.exceptions.NewConnectionError, urllib3.exceptions.TimeoutError)):
+                # What breaks off a handshake half-way passes; a certificate that is not the right one stays so.
+                if failure.id == "certificate" or isinstance(
+                    error, (urllib3.exceptions.NewConnectionError, urllib3.exceptions.TimeoutError)
+                ):
                     break
                 continue
             try:

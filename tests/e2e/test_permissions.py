@@ -116,7 +116,7 @@ def test_a_right_that_is_missing_is_found_before_the_cordon(world: World, right:
         assert (result.code, [check["status"] for check in missed]) == (0, OPTIONAL[right[1]])
         return
     assert result.code == 3, result
-    assert missed and {check["status"] for check in missed} == {"fail"}, result
+    assert "fail" in {check["status"] for check in missed} <= {"fail", "warn"}, result
     assert all(check["remedy"] for check in missed)
     assert (world.node()["spec"], world.annotation()) == (before["spec"], None)
 

@@ -16,10 +16,10 @@ from tests.readme import README, play, shape, shown_runs
 
 
 def column(heading: str) -> list[str]:
-    """First cells of the table under a heading, without their back quotes."""
+    """First cells of the tables under a heading, without their back quotes."""
     section = README.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
-    return [re.split(r" \| ", row.strip("| "))[0].strip("`") for row in rows]
+    tables = re.findall(r"(?m)^\|.*\n\|-.*\n((?:\|.*\n)+)", section + "\n")
+    return [re.split(r" \| ", row.strip("| "))[0].strip("`") for table in tables for row in table.splitlines()]
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")

@@ -879,7 +879,8 @@ class Running:
                 has_ended = not any(reader.is_alive() for reader in self._readers)
                 if has_ended or time.monotonic() > end:
                     why = f"it ended with {self._process.poll()}" if has_ended else f"{timeout} s passed"
-                    raise AssertionError(f"no {pattern!r} on standard error: {why}; it has:\n{self._text['err']}")
+                    said = f"{self._text['err']}\n--- out\n{self._text['out']}"
+                    raise AssertionError(f"no {pattern!r} on standard error: {why}; it has:\n{said}")
                 self._news.wait(0.1)
             return found
 
