@@ -60,10 +60,12 @@ _KUBECTL_FLAGS = {
     "--dry-run": "the command preview",
 }
 
-_COMMANDS = ("preview", "apply", "abandon", "version", "help")
+_REPORTING = ("preview", "apply", "status", "abandon")
+_COMMANDS = (*_REPORTING, "version", "help")
+_READING = ("preview", "status")
 
 _EXIT_CODES = """exit codes:
-  0    preview: no check fails; apply, abandon: done, or nothing was left to do
+  0    preview: no check fails; apply, abandon: done, or nothing was left to do; status: everything was read
   1    a bug in the program, before anything was sent
   2    usage, or a confirmation that was not given
   3    refused or failed, and this run changed nothing
@@ -141,10 +143,11 @@ def build_parser() -> argparse.ArgumentParser:
     for name, text in (
         ("preview", "Run every check and show the plan; reads only"),
         ("apply", "Cordon, push the change, wait for the target, verify, uncordon"),
+        ("status", "Show where each node stands, and what is left to do; reads only"),
         ("abandon", "Give up an unfinished transaction whose change is not in force"),
     ):
         example = f"example:\n  {PROGRAM} {name} dc1 gpu-1 --repo ~/fleet --kubeconfig ~/dc1.kubeconfig"
-        example += "" if name == "abandon" else " --from pod-hami --to vm-passthrough"
+        example += " --from pod-hami --to vm-passthrough" if name in ("preview", "apply") else ""
         sub = commands.add_parser(
             name,
             help=text,
@@ -168,14 +171,19 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
         type=_matching(_CLUSTER, 253, "a cluster's path below clusters/ (lower case, digits, '-', '/')"),
         help="Path of the cluster below clusters/ in the fleet, as dc1 or eu/dc1",
     )
-    sub.add_argument("node", metavar="NODE", type=_matching(_NODE, 253, "a Kubernetes node name"), help="Exact name of the Kubernetes node")
+    node, a_node = _matching(_NODE, 253, "a Kubernetes node name"), "Exact name of the Kubernetes node"
+    if name == "status":
+        sub.add_argument("node", metavar="NODE", nargs="?", type=node, help=f"{a_node}; default all of the rule file")
+    else:
+        sub.add_argument("node", metavar="NODE", type=node, help=a_node)
     sub.add_argument("--repo", metavar="DIR", help="Fleet checkout; default $KUBE_DC_FLEET, then ~/.kube-dc/fleet")
     sub.add_argument("--kubeconfig", metavar="FILE", help="Admin kubeconfig; required, no other is ever used")
     sub.add_argument("--context", metavar="NAME", help="Context in that kubeconfig; default its current-context")
-    if name != "abandon":
+    if name in ("preview", "apply"):
         sub.add_argument("--from", dest="source", metavar="MODE", type=_mode, required=True, help="Mode the node is in")
         sub.add_argument("--to", dest="target", metavar="MODE", type=_mode, required=True, help="Mode the node is to be in")
         sub.add_argument("--resume-cordoned", action="store_true", help="Go on with a transaction whose cordon this program made")
+    if name != "abandon":
         sub.add_argument(
             "--gpu-resource",
             metavar="NAME",
@@ -200,7 +208,7 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
             help="Uncordon only when the node offers the target's resources and none of the previous mode's",
         )
         sub.add_argument("--reconcile", action="store_true", help="After the push ask Flux to reconcile at once")
-    if name != "preview":
+    if name not in _READING:
         sub.add_argument("--yes", action="store_true", help="Do it without asking")
         sub.add_argument(
             "--timeout", metavar="DURATION", type=parse_duration, default=900.0, help="Longest wait for the target; default 15m"
@@ -208,7 +216,8 @@ def _add_arguments(sub: argparse.ArgumentParser, name: str) -> None:
         sub.add_argument(
             "--settle", metavar="DURATION", type=_settle, default=2.0, help="Pause between two looks that decide; default 2s, at least 1s"
         )
-    sub.add_argument("--ignore-missing-gitops", action="store_true", help="Do not block where Flux's or NFD's objects do not exist")
+    if name != "status":
+        sub.add_argument("--ignore-missing-gitops", action="store_true", help="Do not block where Flux's or NFD's objects do not exist")
     sub.add_argument("--token-env", metavar="NAME", type=_environment_name, help="Environment variable that holds the git token for https")
     sub.add_argument("--request-timeout", metavar="DURATION", type=parse_duration, default=30.0, help="For one API request; default 30s")
     sub.add_argument(
@@ -228,7 +237,7 @@ def _refuse_kubectl_flags(argv: Sequence[str]) -> None:
 def make_request(options: argparse.Namespace, environ: Mapping[str, str], interactive: bool) -> Request:
     """The typed request. Raises Usage for what arguments, environment and local files already tell (spec section 2)."""
     source, target = getattr(options, "source", None), getattr(options, "target", None)
-    if options.command != "abandon" and source is target:
+    if options.command in ("preview", "apply") and source is target:
         raise Usage("modes-equal", f"--from and --to are both {source.value if source else '?'}", "name two different modes")
     if not options.kubeconfig:
         raise Usage(
@@ -237,7 +246,7 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
             "name the cluster's admin kubeconfig: --kubeconfig FILE",
         )
     yes = getattr(options, "yes", False)
-    if options.command != "preview" and not yes and not interactive:
+    if options.command not in _READING and not yes and not interactive:
         raise Usage("not-confirmed", f"{options.command} needs --yes where there is no terminal to ask on", "add --yes")
     repo = _find_repo(options.repo, environ)
     if options.context == "":
@@ -255,7 +264,7 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
     return Request(
         command=options.command,
         cluster=options.cluster,
-        node=options.node,
+        node=options.node or "",
         source=source,
         target=target,
         repo=repo,
@@ -268,7 +277,7 @@ def make_request(options: argparse.Namespace, environ: Mapping[str, str], intera
         gpu_resources=names,
         ignore_dra_drivers=drivers,
         require_allocatable=getattr(options, "require_allocatable", False),
-        ignore_missing_gitops=options.ignore_missing_gitops,
+        ignore_missing_gitops=getattr(options, "ignore_missing_gitops", True),
         reconcile=getattr(options, "reconcile", False),
         reason=getattr(options, "reason", None),
         token_env=options.token_env,
@@ -319,7 +328,7 @@ def _print(outcome: Outcome, output: str) -> int:
         write_line(sys.stdout, json.dumps(report.document(outcome), indent=2))
     elif output == "yaml":
         write_line(sys.stdout, _as_yaml(report.document(outcome)))
-    elif outcome.checks or outcome.error is None:
+    elif outcome.checks or outcome.nodes or outcome.error is None:
         for line in report.text(outcome, has_colour(sys.stdout, dict(os.environ))):
             write_line(sys.stdout, line)
     for line in report.failure_text(outcome):
@@ -340,7 +349,8 @@ def _as_yaml(document: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; prints, never raises."""
-    outcome = Outcome(Request("", "", "", None, None, "", ""), [Step(name) for name in STEPS])
+    command = argv[0] if argv and argv[0] in _REPORTING else ""
+    outcome = Outcome(Request(command, "", "", None, None, "", ""), [Step(name) for name in STEPS])
     output, verbose = _wanted_output(argv), "-v" in argv or "--verbose" in argv
     try:
         return _run(list(argv), outcome)
@@ -376,7 +386,7 @@ def _run(argv: list[str], outcome: Outcome) -> int:
         write_line(sys.stdout, read_schema().rstrip("\n") if options.schema else f"{PROGRAM} {__version__}")
         return 0
     outcome.request = Request(
-        options.command, options.cluster, options.node, getattr(options, "source", None), getattr(options, "target", None), "", ""
+        options.command, options.cluster, options.node or "", getattr(options, "source", None), getattr(options, "target", None), "", ""
     )
     request = make_request(options, os.environ, sys.stdin is not None and sys.stdin.isatty())
     return _print(_drive(request, argv), request.output)
@@ -395,7 +405,7 @@ def _drive(request: Request, argv: list[str]) -> Outcome:
     from kubectl_gpu_transition.adapters.terminal import StandardTerminal
     from kubectl_gpu_transition.engine import Engine
 
-    if request.command != "preview":
+    if request.command not in _READING:
         import kubectl_gpu_transition.adapters.watch  # noqa: F401  (all that later steps need is there before the first write)
 
     terminal = StandardTerminal()

@@ -59,6 +59,8 @@ from kubectl_gpu_transition.pushing import STALE, Push
 from kubectl_gpu_transition.record import BY_LENGTH, Claim, encode, read_claim
 from kubectl_gpu_transition.rule import Edit, RuleError, edit_block
 from kubectl_gpu_transition.session import Session, known
+from kubectl_gpu_transition.status import survey_nodes
+from kubectl_gpu_transition.survey import read_survey
 from kubectl_gpu_transition.target import Goal, find_missing_labels, find_missing_owners, find_owners
 from kubectl_gpu_transition.truth import describe_truth
 from kubectl_gpu_transition.waiting import Wait
@@ -97,7 +99,8 @@ class Engine:
     def run(self) -> Outcome:
         """Do the command. Never raises: every ending, a bug included, is an outcome."""
         try:
-            {"preview": self._preview, "apply": self._apply, "abandon": self._abandon}[self.request.command]()
+            commands = {"preview": self._preview, "apply": self._apply, "abandon": self._abandon, "status": self._status}
+            commands[self.request.command]()
         except InterruptedNow as signal:
             self._fail(Interrupted("interrupted", f"interrupted by {signal}"))
         except Exception as error:  # the one failure boundary: whatever happened, say what is true now
@@ -336,6 +339,24 @@ class Engine:
         goal = Goal(session.running.source, no_holders, cordoned=node.unschedulable)
         self._wait(Wait(session, goal, Progress(session), abandoning=True))
         self._succeed("abandoned")
+
+    def _status(self) -> None:
+        """Read everything once, and say of each node how it stands. Raises Refused for another cluster, and for what could not be read."""
+        session, request = self.session, self.request
+        observation, survey = read_survey(session)
+        where = judge_fleet_cluster(Look(request, observation, Claim("none", "", None), None, None))
+        if where.status == "fail" and not observation.facts.find_problem("kustomizations", "sources"):
+            raise Refused("blocked", where.message, where.remedy)
+        self.outcome.nodes, unread = survey_nodes(request, survey, session.clock.now())
+        if request.node and self.outcome.nodes[0].fleet_mode is None and not unread and self.outcome.nodes[0].live is None:
+            raise Refused(
+                "node-unknown", f"{request.node} is neither in the rule of {request.cluster} nor in the cluster", "check its name"
+            )
+        if unread:
+            raise Refused(
+                "status-unread", f"could not be read: {'; '.join(unread)}", "what depends on it is not shown: see to it, and ask again"
+            )
+        self._succeed("ok")
 
     def _wait(self, wait: Wait) -> None:
         if self.request.reconcile:

@@ -349,6 +349,26 @@ class Plan:
     branch: str
 
 
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node of a status. What could not be read is None, and named in ``unread``; a node that does not exist has no ``live``.
+
+    ``cordoned_by`` is ``transaction``, a manager's name, ``unknown``, or None for a schedulable node; ``age`` is in seconds.
+    """
+
+    name: str
+    fleet_mode: str | None
+    live: NodeView | None
+    owners: tuple[Owner, ...] = ()
+    cordoned_by: str | None = None
+    transaction: Transaction | None = None
+    age: int | None = None
+    in_branch: bool | None = None
+    holders: int | None = None
+    next: str | None = None
+    unread: tuple[str, ...] = ()
+
+
 @dataclass
 class Outcome:
     """How a command ended, and everything it found on the way: the engine's ledger, of which ``report`` makes the document and the text.
@@ -377,3 +397,4 @@ class Outcome:
     way_back: str | None = None
     resume_command: str | None = None
     notes: list[str] = field(default_factory=list)
+    nodes: tuple[NodeStatus, ...] = ()

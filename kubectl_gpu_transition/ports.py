@@ -22,6 +22,13 @@ class Cluster(Protocol):
         """Everything of the cluster that a decision about the node needs, side by side and each list to its last page. What could not be
         read is a Problem in its field; never raises for it. Without ``whole`` what only a preflight asks is left out."""
 
+    def read_nodes(self) -> tuple[NodeView, ...]:
+        """Every node, to the last page."""
+
+    def read_everything(self) -> Facts:
+        """What holders, owners and Flux are told from, of all nodes at once: a list each, however many nodes there are. What could not be
+        read is a Problem in its field, what is not needed for that is left out."""
+
     def patch_node(
         self, name: str, operations: Sequence[dict[str, Any]], dry_run: bool = False, late: Callable[[], bool] | None = None
     ) -> NodeView:

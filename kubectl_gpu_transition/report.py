@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from kubectl_gpu_transition.failures import Failure
 from kubectl_gpu_transition.holders import describe_holder
-from kubectl_gpu_transition.model import NodeView, Outcome
+from kubectl_gpu_transition.model import NodeStatus, NodeView, Outcome, Owner
 from kubectl_gpu_transition.modes import LABEL_ACTIVE, LABEL_CONFIG, LABEL_EXPECTED, Mode
-from kubectl_gpu_transition.plan import STEPS, apply_command
+from kubectl_gpu_transition.plan import STEPS, apply_command, describe_transaction
 from kubectl_gpu_transition.record import as_json, find_foreign_cordon
 
 API_VERSION = "gpu-transition.kube-dc.com/v1"
@@ -31,8 +32,10 @@ def indented(text: str, width: int) -> str:
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
-    """The TransitionReport. Keys are always there; lists are in a fixed order."""
-    request, error = outcome.request, outcome.error
+    """The TransitionReport, of a status the StatusReport. Keys are always there; lists are in a fixed order."""
+    request = outcome.request
+    if request.command == "status":
+        return _status_document(outcome)
     return {
         "apiVersion": API_VERSION,
         "kind": "TransitionReport",
@@ -68,35 +71,63 @@ def document(outcome: Outcome) -> dict[str, Any]:
             "branch": outcome.plan.branch,
         },
         "transaction": None if outcome.transaction is None else as_json(outcome.transaction),
-        "live": None if outcome.node is None else _live(outcome, outcome.node),
+        "live": None if outcome.node is None else _live(outcome.node, outcome.owners),
         "steps": [
             {"name": s.name, "status": s.status, "started": s.started, "seconds": round(s.seconds, 3), "message": s.message}
             for s in outcome.steps
         ],
         "waitingFor": list(outcome.waiting_for),
-        "error": None
-        if error is None
-        else {
-            "id": error.id if isinstance(error, Failure) else "bug",
-            "step": outcome.error_step or "preflight",
-            "message": describe_error(error),
-        },
+        "error": _error(outcome),
         "resumeCommand": outcome.resume_command,
     }
+
+
+def _status_document(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "StatusReport",
+        "command": "status",
+        "cluster": outcome.request.cluster or None,
+        "outcome": outcome.word,
+        "exitCode": outcome.exit_code,
+        "error": _error(outcome),
+        "nodes": [
+            {
+                "node": status.name,
+                "fleetMode": status.fleet_mode,
+                "live": None if status.live is None else _live(status.live, status.owners),
+                "cordonedBy": status.cordoned_by,
+                "transaction": None if status.transaction is None else as_json(status.transaction),
+                "transactionAgeSeconds": status.age,
+                "commitInBranch": status.in_branch,
+                "holders": status.holders,
+                "next": status.next,
+            }
+            for status in outcome.nodes
+        ],
+    }
+
+
+def _error(outcome: Outcome) -> dict[str, Any] | None:
+    error = outcome.error
+    if error is None:
+        return None
+    identifier = error.id if isinstance(error, Failure) else "bug"
+    return {"id": identifier, "step": outcome.error_step or "preflight", "message": describe_error(error)}
 
 
 def _mode(mode: Mode | None) -> str | None:
     return mode.value if mode else None
 
 
-def _live(outcome: Outcome, node: NodeView) -> dict[str, Any]:
+def _live(node: NodeView, owners: Iterable[Owner]) -> dict[str, Any]:
     return {
         "ready": node.ready == "True",
         "unschedulable": node.unschedulable,
         "activeMode": node.labels.get(LABEL_ACTIVE),
         "expectedMode": node.labels.get(LABEL_EXPECTED),
         "workloadConfig": node.labels.get(LABEL_CONFIG),
-        "owners": [{"namespace": o.namespace, "name": o.name, "ready": o.ready, "terminating": o.terminating} for o in outcome.owners],
+        "owners": [{"namespace": o.namespace, "name": o.name, "ready": o.ready, "terminating": o.terminating} for o in owners],
     }
 
 
@@ -115,6 +146,8 @@ def _line(word: str, name: str, message: str, colour: bool) -> str:
 
 def text(outcome: Outcome, colour: bool) -> list[str]:
     """The report's lines: checks, plan of a preview or steps of the others, outcome, what to do next."""
+    if outcome.request.command == "status":
+        return _status_text(outcome)
     lines = []
     for check in outcome.checks:
         lines.append(_line(check.status.upper(), check.name, check.message, colour))
@@ -133,6 +166,40 @@ def text(outcome: Outcome, colour: bool) -> list[str]:
     lines += ["", f"{outcome.word}: {_summary(outcome)}"]
     lines += [clean(note) for note in outcome.notes]
     return [line for line in lines if line is not None]
+
+
+_COLUMNS = ("NODE", "FLEET", "LIVE", "READY", "CORDON", "OWNERS", "HOLDERS")
+
+
+def _status_text(outcome: Outcome) -> list[str]:
+    """A line a node in columns, below it what is unfinished and what to do next; then how many there are."""
+    rows = [_COLUMNS, *(_row(status) for status in outcome.nodes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = []
+    for row, status in zip(rows, (None, *outcome.nodes), strict=True):
+        lines.append("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+        if status is not None and status.transaction is not None:
+            branch = {True: "in the branch", False: "not in the branch", None: "not known to be in the branch"}[status.in_branch]
+            age = "" if status.age is None else f", {status.age // 3600}h{status.age // 60 % 60:02d}m old"
+            lines.append(f"  transaction {clean(describe_transaction(status.transaction))}{age}; its commit is {branch}")
+        if status is not None and status.next:
+            lines.append(f"  -> {clean(status.next)}")
+    unfinished = sum(status.next is not None for status in outcome.nodes)
+    summary = _summary(outcome) if outcome.error else f"{len(outcome.nodes)} nodes, {unfinished or 'none'} with something left to do"
+    return [*(lines if outcome.nodes else []), "", f"{outcome.word}: {summary}", *(clean(note) for note in outcome.notes)]
+
+
+def _row(status: NodeStatus) -> tuple[str, ...]:
+    """The columns of a node; ``?`` is what could not be read, ``-`` what there is none of."""
+    node, holders = status.live, "?" if status.holders is None else str(status.holders)
+    if node is None:
+        return clean(status.name), status.fleet_mode or "?", "-", "-", "-", "-", "-"
+    active, expected = (node.labels.get(label) or "-" for label in (LABEL_ACTIVE, LABEL_EXPECTED))
+    live = active if active == expected else f"{active}, expected {expected}"
+    owners = [f"{o.name} ({'terminating' if o.terminating else 'Ready' if o.ready else 'not Ready'})" for o in status.owners]
+    cordon = (status.cordoned_by or "?") if node.unschedulable else "-"
+    words = (status.name, status.fleet_mode or "?", live, node.ready, cordon, ", ".join(owners) or "-", holders)
+    return tuple(clean(word) for word in words)
 
 
 def _plan_text(outcome: Outcome, colour: bool) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -91,6 +91,8 @@ COLLECTIONS = (
         watched=False,
     ),
 )
+_CLAIMED = Collection("volumes", (_VOLUMES,), kinds.volume_view, always=True)
+_SURVEYED = frozenset({"pods", "permitted", "classes", "claims", "slices", "machines", "kustomizations", "sources"})
 NODE = Collection("node", (NODES,), node_view, "metadata.name={node}", always=True)
 WATCHED = (NODE, *(collection for collection in COLLECTIONS if collection.watched))
 
@@ -294,7 +296,23 @@ class KubeCluster:
         found = {collection.field: answer for collection, answer in zip(wanted, answers, strict=True)}
         unbound = found["unbound"]
         if not isinstance(unbound, Problem) and any(pod.volumes for pod in unbound):
-            found["volumes"] = self._views(Collection("volumes", (_VOLUMES,), kinds.volume_view, always=True), node)
+            found["volumes"] = self._views(_CLAIMED, node)
+        return Facts(**found)
+
+    def read_nodes(self) -> tuple[NodeView, ...]:
+        """Every node, to the last page."""
+        return tuple(node_view(item) for item in self.list_pages(NODES, {})[0])
+
+    def read_everything(self) -> Facts:
+        """Every collection that a status needs, side by side, the pods of all nodes in one list."""
+        wanted = [replace(collection, selector="") for collection in COLLECTIONS if collection.field in _SURVEYED]
+        answers = _side_by_side(lambda collection: self._views(collection, ""), wanted)
+        found: dict[str, Any] = {collection.field: answer for collection, answer in zip(wanted, answers, strict=True)}
+        pods = found["unbound"] = found["pods"]
+        if not isinstance(pods, Problem):
+            found["pods"], found["unbound"] = tuple(pod for pod in pods if pod.node), tuple(pod for pod in pods if not pod.node)
+            if any(pod.volumes for pod in found["unbound"]):
+                found["volumes"] = self._views(_CLAIMED, "")
         return Facts(**found)
 
     def _views(self, collection: Collection, node: str) -> tuple[Any, ...] | Problem:

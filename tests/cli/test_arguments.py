@@ -503,7 +503,10 @@ def test_a_usage_error_names_what_was_understood(capsys: pytest.CaptureFixture[s
     ]
     _, out, _ = run(["apply", "-o", "json"], capsys)
     document = json.loads(out)
-    assert [document[key] for key in ("command", "cluster", "node", "from", "to")] == [None] * 5
+    assert [document[key] for key in ("command", "cluster", "node", "from", "to")] == ["apply", None, None, None, None]
+    _, out, _ = run(["status", "-o", "json"], capsys)
+    assert [json.loads(out)[key] for key in ("kind", "command", "cluster", "nodes")] == ["StatusReport", "status", None, []]
+    jsonschema.validate(json.loads(out), json.loads(cli.read_schema()))
 
 
 @pytest.mark.usefixtures("place")

@@ -77,6 +77,7 @@ def test_every_command_needs_exactly_the_role_of_the_readme(world: World) -> Non
     waiting_pod(world)
     since = world.backend.mark()
     assert run(world, "preview").code == 0
+    assert run(world, "status").code == run(world, "status", node=None).code == 0
     world.fleet.hook("pre-receive", REJECT)
     assert run(world, "apply").code == 4
     world.fleet.hook("pre-receive", None)

@@ -32,7 +32,7 @@ def test_the_worked_run_is_what_the_program_prints(backend: Backend, world: Worl
 
 def test_the_table_of_checks_has_every_check_in_order() -> None:
     schema = json.loads(read_schema())
-    assert column("The checks") == schema["properties"]["checks"]["items"]["properties"]["name"]["enum"]
+    assert column("The checks") == schema["$defs"]["transition"]["properties"]["checks"]["items"]["properties"]["name"]["enum"]
 
 
 def test_the_table_of_modes_has_every_mode() -> None:
@@ -40,4 +40,6 @@ def test_the_table_of_modes_has_every_mode() -> None:
 
 
 def test_the_table_of_exit_codes_has_every_code() -> None:
-    assert column("Exit codes") == [str(code) for code in json.loads(read_schema())["properties"]["exitCode"]["enum"]]
+    assert column("Exit codes") == [
+        str(code) for code in json.loads(read_schema())["$defs"]["transition"]["properties"]["exitCode"]["enum"]
+    ]

@@ -204,6 +204,15 @@ class Cluster:
         self._leave("read_node", call)
         return answer
 
+    def read_nodes(self) -> tuple[NodeView, ...]:
+        call = self._enter("read_nodes")
+        answer = () if self.node is None else (node_view(copy.deepcopy(self.node)),)
+        self._leave("read_nodes", call)
+        return answer
+
+    def read_everything(self) -> Facts:
+        return self.read_facts(self.name, False)
+
     def facts(self, whole: bool = False) -> Facts:
         """Everything beside the node, as it is now."""
         objects = {"pods": [pod for _, pod in sorted(self.pods.items())], **self.objects}

@@ -183,9 +183,10 @@ class World:
 
     def request(self, command: str = "apply", **more: Any) -> Request:
         """A request in this world."""
-        source, target = (None, None) if command == "abandon" else (self.source, self.target)
-        values = {"source": source, "target": target, "yes": True, **more}
-        return Request(command, CLUSTER, NODE, repo="/fleet", kubeconfig="/dc1.kubeconfig", **values)
+        source, target = (None, None) if command in ("abandon", "status") else (self.source, self.target)
+        lenient = {"ignore_missing_gitops": True} if command == "status" else {}
+        values = {"node": NODE, "source": source, "target": target, "yes": True, **lenient, **more}
+        return Request(command, CLUSTER, repo="/fleet", kubeconfig="/dc1.kubeconfig", **values)
 
     def run(self, command: str = "apply", **more: Any) -> Outcome:
         """One process of the program, to its end. Raises ProcessDied when it was killed."""
