@@ -131,6 +131,40 @@ def test_an_interrupt_while_waiting_leaves_the_node_cordoned(world: World) -> No
     assert world.annotation() == left
 
 
+@pytest.mark.parametrize("again", [1, 2])
+def test_an_abandon_that_was_killed_is_made_again(world: World, again: int) -> None:
+    left = stop_before_push(world)
+    world.patch_node({"metadata": {"annotations": {"weave.works/kured-reboot-in-progress": "now"}}})
+    for _ in range(again):
+        running = world.start("abandon", output="json")
+        running.wait_for_stderr("kured")
+        running.kill()
+        assert (world.is_cordoned(), world.annotation()) == (True, left)
+    world.patch_node({"metadata": {"annotations": {"weave.works/kured-reboot-in-progress": None}}})
+    assert world.run("abandon").code == 0
+    assert (world.mode(), world.is_cordoned(), world.annotation()) == ("pod-hami", False, None)
+    refuse_nothing(world)
+
+
+def refuse_nothing(world: World) -> None:
+    """What is over is over: another abandon finds nothing, and the preview is ready again."""
+    refuse(world, "nothing to abandon")
+    assert world.run("preview").code == 0
+
+
+def test_a_change_whose_history_was_rewritten_is_given_up(world: World) -> None:
+    left = stop_after_push(world)
+    world.fleet.git("reset", "--hard", left["base"], cwd=world.fleet.checkout)
+    world.fleet.git("push", "--force", cwd=world.fleet.checkout)
+    refuse(world, "may still be in flight")
+    world.fleet.git("commit", "--allow-empty", "-m", "another past", cwd=world.fleet.checkout)
+    world.fleet.git("push", cwd=world.fleet.checkout)
+    world.player.flux.paused = False
+    assert world.run("abandon").code == 0
+    assert (world.mode(), world.is_cordoned(), world.annotation()) == ("pod-hami", False, None)
+    refuse_nothing(world)
+
+
 def test_a_node_without_a_transaction_has_nothing_to_give_up(world: World) -> None:
     refuse(world, "nothing to abandon")
     world.cordon()

@@ -42,7 +42,7 @@ REQUESTED_AT = "reconcile.fluxcd.io/requestedAt"
 # Answers to a write that came too late: the object has gone or changed, and the next look decides again.
 _LATE = frozenset({404, 409, 422})
 
-Start = Literal["running", "not-ready", "crash-loop", "init-crash-loop", "pending"]
+Start = Literal["running", "not-ready", "crash-loop", "init-crash-loop", "image-pull", "pending"]
 Stop = Literal["normal", "never"]
 
 
@@ -478,6 +478,10 @@ def _status(start: Start, names: list[str]) -> Json:
             container |= {"state": waiting, "restartCount": 7}
         return status
     status = pod_status("Pending", names=names)
+    if start == "image-pull":
+        for container in status["containerStatuses"]:
+            container["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
+        return status
     status["initContainerStatuses"] = [
         {"name": "init", "image": "registry.example.com/init:1", "imageID": "", "ready": False, "restartCount": 7, "state": waiting}
     ]
