@@ -55,6 +55,12 @@ def terminate(world: World) -> None:
     world.remove(world.add(gpu_pod("holder", "gpu-1", phase="Running")), grace=None)
 
 
+def permit_elsewhere(world: World, resource: str) -> None:
+    """A second KubeVirt, in a namespace of its own, that permits a mediated device."""
+    spec = {"configuration": {"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "A-4Q", "resourceName": resource}]}}}
+    world.add({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "other", "namespace": "tenant-b"}, "spec": spec})
+
+
 def permit(world: World, resource: str) -> None:
     permitted = {"pciHostDevices": [{"pciVendorSelector": "1002:74A1", "resourceName": resource}]}
     world.kube.patch(f"{KUBEVIRTS}/kubevirt", {"spec": {"configuration": {"permittedHostDevices": permitted}}})
@@ -244,6 +250,19 @@ def absent(world: World, *names: str) -> Iterator[None]:
         "a GPU of Intel": Held(gpu("gpu.intel.com/i915"), HOLDER, ("gpu.intel.com/i915",)),
         "a GPU of AMD": Held(gpu("amd.com/gpu"), HOLDER, ("amd.com/gpu",)),
         "a resource that --gpu-resource names": Held(gpu(OWN), HOLDER, (OWN,), options={"gpu_resource": ["example.com/other", OWN]}),
+        "a mediated device that a KubeVirt anywhere permits": Held(
+            lambda world: (permit_elsewhere(world, OWN), world.add(gpu_pod("holder", "gpu-1", resource=OWN, phase="Running"))),
+            HOLDER,
+            (OWN,),
+        ),
+        "an extended resource of a device class": Held(
+            gpu("deviceclass.resource.kubernetes.io/gpus"), HOLDER, ("deviceclass.resource.kubernetes.io/gpus",)
+        ),
+        "a static pod": Held(
+            lambda world: world.add(gpu_pod("holder", "gpu-1", phase="Running", annotations={"kubernetes.io/config.mirror": "x"})),
+            HOLDER,
+            remedy="out of the kubelet's folder",
+        ),
         "a pod that is terminating": Held(terminate, HOLDER, remedy="wait for it", terminating=True),
         "a GPU VM, to be stopped": Held(lambda world: world.add_vm(), MACHINE, (VM_RESOURCE,), "virtctl stop vm-1 -n tenant-a"),
         "a VM with a host device of any domain that KubeVirt permits": Held(
@@ -260,6 +279,14 @@ def test_holders(kept_world: World, row: Held) -> None:
 def test_a_claim_that_a_pod_names_makes_it_a_holder(kept_world: World) -> None:
     kept_world.add(odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu-claim"}]))
     assert_held(kept_world, Held(nothing, HOLDER, ("claim gpu-claim",)))
+
+
+@pytest.mark.needs("resource.k8s.io/v1")
+def test_a_resource_that_a_device_class_names_makes_a_holder(world: World) -> None:
+    spec = {"extendedResourceName": OWN}
+    world.add({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpus"}, "spec": spec})
+    world.add(gpu_pod("holder", "gpu-1", resource=OWN, phase="Running"))
+    assert_held(world, Held(nothing, HOLDER, (OWN,)))
 
 
 @pytest.mark.world(nodes={"gpu-1": "pod-hami", "gpu-2": "pod-hami"})
@@ -297,6 +324,11 @@ def whole(made: Json) -> Json:
     return {**made, "spec": {**made["spec"], "resources": ONE}}
 
 
+def with_status(made: Json, **status: Any) -> Json:
+    """The pod with more in its status."""
+    return {**made, "status": {**made["status"], **status}}
+
+
 def still_running(phase: str) -> Json:
     """A pod whose phase says finished and whose container says otherwise."""
     made = gpu_pod("holder", "gpu-1", phase="Running")
@@ -328,6 +360,19 @@ def still_running(phase: str) -> Json:
         "the resources of the pod as a whole": Held(lambda _: whole(odd_pod()), HOLDER),
         "a claim from a template": Held(
             lambda _: odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpus"}]), HOLDER, ("claim gpu",)
+        ),
+        "a claim that was made from a template": Held(
+            lambda _: with_status(
+                odd_pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpus"}]),
+                resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "holder-gpu-x"}],
+            ),
+            HOLDER,
+            ("claim holder-gpu-x",),
+        ),
+        "a claim that the scheduler made for extended resources": Held(
+            lambda _: with_status(odd_pod(), extendedResourceClaimStatus={"resourceClaimName": "holder-extended"}),
+            HOLDER,
+            ("claim holder-extended",),
         ),
         "a succeeded pod whose container runs": Held(lambda _: still_running("Succeeded"), HOLDER),
         "a failed pod whose container runs": Held(lambda _: still_running("Failed"), HOLDER),
