@@ -347,7 +347,7 @@ class Engine:
         where = judge_fleet_cluster(Look(request, observation, Claim("none", "", None), None, None))
         if where.status == "fail" and not observation.facts.find_problem("kustomizations", "sources"):
             raise Refused("blocked", where.message, where.remedy)
-        self.outcome.nodes, unread = survey_nodes(request, survey, session.clock.now())
+        self.outcome.nodes, unread = survey_nodes(request, survey, session.clock.seconds_since)
         if request.node and self.outcome.nodes[0].fleet_mode is None and not unread and self.outcome.nodes[0].live is None:
             raise Refused(
                 "node-unknown", f"{request.node} is neither in the rule of {request.cluster} nor in the cluster", "check its name"

@@ -124,6 +124,9 @@ class Clock(Protocol):
     def now(self) -> str:
         """RFC 3339 UTC with seconds."""
 
+    def seconds_since(self, text: str) -> int | None:
+        """Whole seconds from an RFC 3339 time until now, at least 0; None where it is none: anybody may have written it."""
+
     def sleep(self, seconds: float) -> None:
         """Sleep so long, or until an interrupt arrives."""
 

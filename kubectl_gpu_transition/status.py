@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, TypeVar
 
 from kubectl_gpu_transition import plan, resume
@@ -55,8 +54,8 @@ def read_modes(tip: TipFacts | Problem) -> dict[str, str | Problem] | Problem:
     return found
 
 
-def survey_nodes(request: Request, survey: Survey, now: str) -> tuple[tuple[NodeStatus, ...], tuple[str, ...]]:
-    """Each node of the request (that one, else all of the rule file), and what could not be read at all. ``now`` is RFC 3339 UTC."""
+def survey_nodes(request: Request, survey: Survey, since: Callable[[str], int | None]) -> tuple[tuple[NodeStatus, ...], tuple[str, ...]]:
+    """Each node of the request (that one, else all of the rule file), and what could not be read. ``since`` is that of ``ports.Clock``."""
     modes, unread = read_modes(survey.tip), []
     if isinstance(modes, Problem):
         unread.append(modes.message)
@@ -68,11 +67,11 @@ def survey_nodes(request: Request, survey: Survey, now: str) -> tuple[tuple[Node
     for field in ("kustomizations", "sources"):  # the fields that holders and owners need are named with the nodes that lack them
         problem = survey.facts.find_problem(field)
         unread += [f"{field}: {problem.message}"] if problem else []
-    found = tuple(_judge(replace(request, node=name), survey, here(name), modes.get(name), now) for name in names)
+    found = tuple(_judge(replace(request, node=name), survey, here(name), modes.get(name), since) for name in names)
     return found, tuple(dict.fromkeys([*unread, *(reason for status in found for reason in status.unread)]))
 
 
-def _judge(request: Request, survey: Survey, facts: Facts, mode: str | Problem | None, now: str) -> NodeStatus:
+def _judge(request: Request, survey: Survey, facts: Facts, mode: str | Problem | None, since: Callable[[str], int | None]) -> NodeStatus:
     unread = [mode.message] if isinstance(mode, Problem) else []
     first = NodeStatus(request.node, mode if isinstance(mode, str) else None, None, unread=tuple(unread))
     if isinstance(survey.nodes, Problem):
@@ -97,7 +96,7 @@ def _judge(request: Request, survey: Survey, facts: Facts, mode: str | Problem |
         owners=() if isinstance(facts.pods, Problem) else find_owners(facts.pods, node.name),
         cordoned_by=_find_cordoner(node, claim),
         transaction=transaction,
-        age=_seconds_between(transaction.started, now) if transaction else None,
+        age=since(transaction.started) if transaction else None,
         in_branch=None if isinstance(in_branch, Problem) else in_branch,
         holders=None if isinstance(holders, Problem) else len(holders),
         next=_find_next(request, node, claim, survey, mode, facts),
@@ -143,15 +142,6 @@ def _is_in_branch(transaction: Transaction | None, survey: Survey) -> bool | Pro
     if isinstance(tip.history, Problem) or tip.history is None:
         return tip.history or Problem("its history was not read")
     return any(transaction.id in commit.transactions for commit in tip.history.commits)
-
-
-def _seconds_between(started: str, now: str) -> int | None:
-    """Whole seconds from one RFC 3339 UTC time to another, None where one of them is none. Anybody may have written the first."""
-    try:
-        begin, end = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (started, now))
-        return max(0, int((end - begin).total_seconds()))
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _find_next(request: Request, node: NodeView, claim: Claim, survey: Survey, mode: str | Problem | None, facts: Facts) -> str | None:

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parent.parent / "kubectl_gpu_transition"
 PACKAGE = ROOT.name
 CORE = {
     *("modes", "failures", "model", "views", "gates", "holders", "marks", "record", "rule", "target", "resume", "checks", "plan"),
-    *("patches", "report", "ports", "facts", "kinds", "flux", "live_rule", "stack", "advice"),
+    *("patches", "report", "ports", "facts", "kinds", "flux", "live_rule", "stack", "advice", "allocatable", "status"),
 }
-ENGINE = {"engine", "session", "writes", "pushing", "waiting", "truth"}
+ENGINE = {"engine", "session", "writes", "pushing", "waiting", "truth", "progress", "survey"}
 API = {"cluster", "watch", "lazyclient", "kubeconfig"}
 ALONE = {"clock", "signals", "terminal"}  # adapters that use no other adapter
 GIT = {path.stem for path in (ROOT / "adapters").glob("*.py")} - API - ALONE  # the git adapters are one family

@@ -26,6 +26,14 @@ class SystemClock:
         """RFC 3339 UTC with seconds."""
         return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
+    def seconds_since(self, text: str) -> int | None:
+        """Whole seconds from an RFC 3339 time until now, None where it is none."""
+        try:
+            begun = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            return max(0, int((datetime.now(timezone.utc) - begun).total_seconds()))
+        except (ValueError, TypeError, OverflowError):
+            return None
+
     def sleep(self, seconds: float) -> None:
         """Sleep so long, or until an interrupt arrives. One that is pending already does not count: what has to be brought to a known
         outcome first must not turn into a busy loop."""

@@ -38,8 +38,8 @@ from tests.core.builders import (
 )
 from tests.fakes.world import rule_text
 
+AGES = {"2026-05-01T00:00:00Z": 3661}
 GONE = Problem("not allowed (403)", "ask")
-NOW = "2026-05-01T01:01:01Z"
 MINE = CommitFacts(COMMIT, "feat", (ID,))
 ABANDON = "kubectl gpu-transition abandon eu/dc1 gpu-1 --repo /fleet --kubeconfig /dc1.kubeconfig --yes"
 RESUME = (
@@ -56,8 +56,8 @@ def survey(
     based = at if isinstance(at, Problem) else replace(at, history=at.history or history())
     found = Survey({one.name: one for one in nodes}, around or facts(), {None: at, BASE: based})
     asked = request(command="status", source=None, target=None, **options)
-    every, unread = survey_nodes(replace(asked, node=""), found, NOW)
-    only, alone = survey_nodes(replace(asked, node=name), found, NOW)
+    every, unread = survey_nodes(replace(asked, node=""), found, AGES.get)
+    only, alone = survey_nodes(replace(asked, node=name), found, AGES.get)
     status = next((one for one in every if one.name == name), None)
     assert status in (None, only[0])
     assert set(alone) <= set(unread) or status is None
@@ -172,7 +172,6 @@ def test_whose_cordon_it_is_and_what_to_do_next(
 def test_the_age_of_a_transaction_is_told_where_its_beginning_is_a_time() -> None:
     assert survey(ours())[0].age == 3661
     assert survey(ours(record=transaction(started="long ago")))[0].age is None
-    assert survey(ours(record=transaction(started="2027-01-01T00:00:00Z")))[0].age == 0
 
 
 def test_a_record_of_another_cluster_lends_no_options() -> None:
@@ -218,7 +217,7 @@ def test_what_could_not_be_read_is_named_and_null(more: dict[str, Any], words: s
 
 def test_nodes_that_could_not_be_read_are_named_and_the_fleet_is_shown() -> None:
     found = Survey(GONE, facts(), {None: tip()})
-    nodes, unread = survey_nodes(request(command="status", source=None, target=None), found, NOW)
+    nodes, unread = survey_nodes(request(command="status", source=None, target=None), found, AGES.get)
     assert [(one.name, one.fleet_mode, one.live) for one in nodes] == [("gpu-1", "pod-hami", None)]
     assert unread == ("nodes: not allowed (403)",)
 

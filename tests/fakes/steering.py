@@ -50,6 +50,10 @@ class Clock:
     def now(self) -> str:
         return (datetime(2026, 5, 1, tzinfo=timezone.utc) + timedelta(seconds=self.time)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
+    def seconds_since(self, text: str) -> int | None:
+        begun = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z")
+        return int((datetime(2026, 5, 1, tzinfo=timezone.utc) + timedelta(seconds=self.time) - begun).total_seconds())
+
     def sleep(self, seconds: float) -> None:
         self.pass_time(seconds)
 
